@@ -1,0 +1,91 @@
+"""What a plugin registers: a backend, what it can do, and which models it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+__all__ = ["Backend", "BackendKind", "BackendOptions", "Capabilities", "ModelSpec", "load_factory"]
+
+BackendKind = Literal["runner", "engine", "predictor"]
+
+
+class ModelSpec(Struct, frozen=True, kw_only=True):
+    """A model before it is loaded: what its files say. `path` is a directory with config.json, tokenizer.json and
+    safetensors; `config` is config.json as it is; `weight_bytes` and `dtype` are read from the safetensors headers."""
+
+    name: str
+    path: str
+    architecture: str
+    config: Mapping[str, Any]
+    weight_bytes: int = 0
+    dtype: str = "float32"
+    max_model_len: int
+    vocab_size: int
+
+
+class BackendOptions(Struct, frozen=True, kw_only=True):
+    """What the operator chose. `num_threads` 0: the backend decides. `extra` holds backend-specific settings."""
+
+    dtype: str = "auto"
+    device: str = "cpu"
+    quantization: str = "none"
+    num_threads: int = 0
+    extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What a backend can do beyond the six methods. The scheduler degrades by these and says so once.
+
+    `ahead`: `forward` may be called for step n + 1 before the output of step n was read, with LAST in its rows.
+    `prompt_logprobs`, `logprobs`, `masks` (grammars), `chunked` (a prompt may come in pieces), `prefix_cache`
+    (KV may be reused between sequences), `resume` (sampling is a function of seed and position alone, so a sequence
+    replayed elsewhere goes on with the same tokens).
+    """
+
+    ahead: bool = False
+    logprobs: bool = True
+    prompt_logprobs: bool = True
+    masks: bool = True
+    chunked: bool = True
+    prefix_cache: bool = True
+    resume: bool = True
+    dtypes: tuple[str, ...] = ("float32",)
+    devices: tuple[str, ...] = ("cpu",)
+    quantizations: tuple[str, ...] = ("none",)
+
+
+def _supports_everything(_: ModelSpec) -> str | None:
+    return None
+
+
+class Backend(Struct, frozen=True, kw_only=True):
+    """A registered backend. `factory` is "package.module:function", imported in the worker only and called with
+    (ModelSpec, BackendOptions); it returns a ModelRunner, an Engine or a Predictor, by `kind`. `supports` runs in the
+    front and must be cheap: None when the model can be served, else the reason why not, in one line."""
+
+    name: str
+    kind: BackendKind
+    factory: str
+    capabilities: Capabilities = Capabilities()
+    supports: Callable[[ModelSpec], str | None] = _supports_everything
+    summary: str = ""
+
+
+def load_factory(backend: Backend) -> Callable[[ModelSpec, BackendOptions], Any]:
+    """Imports `backend.factory`. Raises PluginError naming the backend when it cannot be had."""
+    from importlib import import_module
+
+    from tickertape.core.errors import PluginError
+
+    module, _, name = backend.factory.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:
+        raise PluginError(f"backend {backend.name!r}: cannot import {backend.factory}: {error}") from error
+    if not callable(found):
+        raise PluginError(f"backend {backend.name!r}: {backend.factory} is not callable")
+    return found  # type: ignore[no-any-return]

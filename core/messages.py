@@ -1,0 +1,121 @@
+"""What the front and a worker say to each other. The transport (frames, sockets) is the front door's.
+
+A worker tags what it sends with its `epoch`, so that a dead worker's late answers are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from tickertape.core.backend import BackendOptions, ModelSpec
+from tickertape.core.errors import TickertapeError, from_wire
+from tickertape.core.memory import Limits, MemoryPlan
+from tickertape.core.ports import EngineStats, Progress
+from tickertape.core.request import Request, TokenDelta
+
+__all__ = [
+    "Abort",
+    "Configure",
+    "Emit",
+    "Failure",
+    "FromFetcher",
+    "FromWorker",
+    "Loading",
+    "Ready",
+    "Resolved",
+    "Stop",
+    "StoppedEarly",
+    "Submit",
+    "ToWorker",
+]
+
+
+class Failure(Struct, frozen=True):
+    """An error of the tree as plain data."""
+
+    name: str
+    message: str
+    code: str
+    param: str | None = None
+
+    @classmethod
+    def of(cls, error: TickertapeError) -> Failure:
+        return cls(type(error).__name__, error.message, error.code, error.param)
+
+    def error(self) -> TickertapeError:
+        return from_wire(self.name, self.message, self.code, self.param)
+
+
+class Configure(Struct, frozen=True, tag="configure", kw_only=True):
+    """The first message to a worker: everything it needs. `plugins` are the settings of the plugin manager."""
+
+    epoch: int
+    spec: ModelSpec
+    backend: str
+    options: BackendOptions
+    limits: Limits
+    policy: str = "arrival"
+    num_blocks: int | None = None  # per group, as the operator asked; None: by kv_cache_bytes
+    kv_cache_bytes: int | None = None  # None: a share of the free memory
+    plugins: dict[str, Any]
+
+
+class Submit(Struct, frozen=True, tag="submit"):
+    request: Request
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """Cancels; an unknown or finished id is no error."""
+
+    ids: tuple[int, ...]
+
+
+class Stop(Struct, frozen=True, tag="stop"):
+    """The worker exits after the step it is in."""
+
+
+ToWorker = Configure | Submit | Abort | Stop
+
+
+class Loading(Struct, frozen=True, tag="loading"):
+    epoch: int
+    progress: Progress
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The model is loaded and warm; `num_blocks` per cache group."""
+
+    epoch: int
+    plan: MemoryPlan
+    num_blocks: tuple[int, ...]
+    stats: EngineStats
+
+
+class Emit(Struct, frozen=True, tag="emit"):
+    """Once per step: what it added, which requests failed, and how the engine stands."""
+
+    epoch: int
+    deltas: list[tuple[int, TokenDelta]]
+    failures: list[tuple[int, Failure]]
+    stats: EngineStats
+
+
+class StoppedEarly(Struct, frozen=True, tag="stopped"):
+    """The worker's or the fetcher's last word before a non-zero exit."""
+
+    epoch: int
+    failure: Failure
+
+
+FromWorker = Loading | Ready | Emit | StoppedEarly
+
+
+class Resolved(Struct, frozen=True, tag="resolved"):
+    """The fetcher is done: the model lies at `spec.path`, verified."""
+
+    spec: ModelSpec
+
+
+FromFetcher = Loading | Resolved | StoppedEarly
