@@ -1,0 +1,85 @@
+"""Where weights come from: what a source says about a model's files, and how it hands them over.
+
+A source knows how to name and read files; it knows nothing of the store, which verifies what came and publishes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from tickertape.core.ports import Progress
+
+__all__ = ["FileEntry", "FileSink", "Manifest", "WeightSource"]
+
+
+class FileEntry(Struct, frozen=True):
+    """A file of a model. `path` is relative, with forward slashes. None stands for what is not known before the file
+    has come (a file inside an archive has no size of its own)."""
+
+    path: str
+    size_bytes: int | None = None
+    sha256: str | None = None
+
+
+class Manifest(Struct, frozen=True):
+    """The files behind a URI at one immutable `revision` (a commit, a version, an etag; "" where there is none).
+
+    With `directory`, the files lie there already and are used in place: nothing is fetched or copied.
+    """
+
+    uri: str
+    revision: str
+    files: tuple[FileEntry, ...]
+    directory: str | None = None
+
+
+class FileSink(Protocol):
+    """Takes in the bytes of the files of one manifest. Thread-safe across different files; pieces of one file may come
+    in any order."""
+
+    @property
+    def scratch(self) -> Path:
+        """An empty directory on the store's file system, for what must lie whole before it can be read (an archive).
+        It is gone when the fetch ends, however it ends."""
+        ...
+
+    def missing(self, entry: FileEntry) -> Sequence[tuple[int, int | None]]:
+        """The byte ranges [start, end) still to come, in order; none when the file is held already. An end of None
+        means to the end of the file."""
+        ...
+
+    def write(self, entry: FileEntry, offset: int, data: bytes | memoryview) -> None: ...
+
+    def finish(self, entry: FileEntry) -> None:
+        """Says that the file is whole. `entry` may know more by now than the manifest's did. Raises StartupError with
+        code CorruptDownload when size or digest differ from what it says; nothing is published then."""
+        ...
+
+
+class WeightSource(Protocol):
+    """A way to get weights, chosen by the scheme of the model's URI. Called in the fetcher process, from one thread.
+
+    Both methods raise StartupError in one line when they cannot (codes: PathNotFound, PackageNotFound, FetchFailed, ...).
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The URI schemes it takes ("wheel", "hf", "s3"), without "://". A bare path goes to the one that has "file"."""
+        ...
+
+    def resolve(self, uri: str) -> Manifest:
+        """Pins what `uri` means now. May ask its origin, but must not where the URI is immutable by itself, so that a
+        store that is complete works offline."""
+        ...
+
+    def fetch(self, manifest: Manifest, sink: FileSink) -> Iterator[Progress]:
+        """Brings every file that `sink` misses, yielding progress; done when the iterator ends. Closing the iterator
+        cancels and leaves no process or connection behind."""
+        ...
