@@ -20,6 +20,7 @@ __all__ = [
     "Configure",
     "Emit",
     "Failure",
+    "Fetch",
     "FromFetcher",
     "FromWorker",
     "Loading",
@@ -28,6 +29,7 @@ __all__ = [
     "Stop",
     "StoppedEarly",
     "Submit",
+    "ToFetcher",
     "ToWorker",
 ]
 
@@ -58,7 +60,8 @@ class Configure(Struct, frozen=True, tag="configure", kw_only=True):
     limits: Limits
     policy: str = "arrival"
     num_blocks: int | None = None  # per group, as the operator asked; None: by kv_cache_bytes
-    kv_cache_bytes: int | None = None  # None: a share of the free memory
+    kv_cache_bytes: int | None = None
+    memory_share: float = 0.5  # of the free memory, for the KV cache when neither of the two above is given
     plugins: dict[str, Any]
 
 
@@ -112,8 +115,20 @@ class StoppedEarly(Struct, frozen=True, tag="stopped"):
 FromWorker = Loading | Ready | Emit | StoppedEarly
 
 
+class Fetch(Struct, frozen=True, tag="fetch", kw_only=True):
+    """The first message to the fetcher: (name to serve under or None for the model's own, what to fetch), in order.
+    `plugins` are the settings of the plugin manager."""
+
+    models: tuple[tuple[str | None, str], ...]
+    store: str
+    plugins: dict[str, Any]
+
+
+ToFetcher = Fetch | Stop
+
+
 class Resolved(Struct, frozen=True, tag="resolved"):
-    """The fetcher is done: the model lies at `spec.path`, verified."""
+    """One per model, in the order asked: it lies at `spec.path`, verified."""
 
     spec: ModelSpec
 

@@ -1,0 +1,71 @@
+"""The thread that turns the engine's crank: takes requests from an inbox, steps, hands out what came of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Condition
+
+from tickertape.core.loop import EngineLoop
+from tickertape.core.ports import EngineStats
+from tickertape.core.request import Request
+from tickertape.core.step import StepEvents
+
+__all__ = ["Driver", "Sink"]
+
+Sink = Callable[[StepEvents, EngineStats], None]
+
+
+class Driver:
+    """Owns the loop's thread. `submit`, `abort` and `stop` may be called from any thread.
+
+    `sink` is called on the driver's thread once per step that has something to tell, and once when the engine falls
+    idle, so that the last statistics say so.
+    """
+
+    def __init__(self, loop: EngineLoop, sink: Sink) -> None:
+        self._loop = loop
+        self._sink = sink
+        self._inbox: deque[Request | int] = deque()
+        self._changed = Condition()
+        self._stopping = False
+
+    def submit(self, request: Request) -> None:
+        self._put(request)
+
+    def abort(self, request_id: int) -> None:
+        self._put(request_id)
+
+    def stop(self) -> None:
+        """`run` returns after the step it is in; what is not finished stays unfinished."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """Steps until `stop`. Raises what killed the engine."""
+        loop, inbox = self._loop, self._inbox
+        idle = True
+        while not self._stopping:
+            while inbox:
+                item = inbox.popleft()
+                if isinstance(item, Request):
+                    loop.submit(item)
+                else:
+                    loop.abort(item)
+                idle = False
+            if loop.has_work():
+                events = loop.step()
+                if events:
+                    self._sink(events, loop.stats())
+                continue
+            if not idle:
+                idle = True
+                self._sink(StepEvents(), loop.stats())
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._inbox) or self._stopping)
+
+    def _put(self, item: Request | int) -> None:
+        self._inbox.append(item)
+        with self._changed:
+            self._changed.notify()
