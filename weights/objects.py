@@ -1,0 +1,126 @@
+"""Content-addressed objects: `objects/<2 hex>/<sha256>`, and what is known about each in `meta/<sha256>.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tickertape.weights.files import fsync_directory, fsync_file, write_atomically
+
+__all__ = ["DigestWriter", "Objects", "digest_file"]
+
+_CHUNK_BYTES = 4 << 20
+
+
+def digest_file(path: Path, already: Any = None, start: int = 0) -> str:
+    """The sha256 of a file; with `already` (a hashlib object that has taken in the first `start` bytes), of the rest."""
+    digest = already or hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()  # type: ignore[no-any-return]
+
+
+class DigestWriter:
+    """A new file that is hashed while it is written, front to back. A context manager; `sha256` counts what was
+    written so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._file = path.open("xb", buffering=0)
+        self._digest = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview) -> None:
+        rest = memoryview(data).cast("B")
+        self._digest.update(rest)
+        self.size_bytes += len(rest)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> DigestWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+class _Meta(Struct, frozen=True):
+    """How an object looked when its digest was last computed."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    ino: int
+    verified_at: float
+
+    def matches(self, stat: os.stat_result) -> bool:
+        seen = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+        return seen == (self.size, self.mtime_ns, self.ctime_ns, self.ino)
+
+
+class Objects:
+    """The objects of a store. Each is written once, verified, synced, made read-only and renamed into place; it is
+    never written again, so whoever has it mapped is safe. Reading needs no write access."""
+
+    def __init__(self, root: Path) -> None:
+        self._objects = root / "objects"
+        self._meta = root / "meta"
+
+    def path(self, sha256: str) -> Path:
+        """Where the object lies, or would."""
+        return self._objects / sha256[:2] / sha256
+
+    def intact(self, sha256: str) -> bool:
+        """Whether the object is there and is what its name says. Hashes only when the file is not as it was when it
+        was last verified; remembers the result where the store can be written to."""
+        path = self.path(sha256)
+        try:
+            before = path.stat()
+            known = self._read_meta(sha256)
+            if known is not None and known.matches(before):
+                return True
+            whole = digest_file(path) == sha256
+        except OSError:
+            return False
+        if whole and os.access(self._meta.parent, os.W_OK):
+            self.note_verified(sha256, before)
+        return whole
+
+    def adopt(self, file: Path, sha256: str) -> None:
+        """Moves a finished file on the store's file system, whose digest the caller has computed, into the store.
+        An intact object that is there already stays; a damaged one is replaced by a new inode."""
+        target = self.path(sha256)
+        if self.intact(sha256):
+            file.unlink()
+            return
+        fsync_file(file)
+        file.chmod(0o444)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(target)
+        fsync_directory(target.parent)
+        fsync_directory(self._objects)
+        self.note_verified(sha256, target.stat())
+
+    def note_verified(self, sha256: str, stat: os.stat_result) -> None:
+        """Remembers that the object, as `stat` saw it, has this digest."""
+        meta = _Meta(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, time.time())
+        write_atomically(self._meta / f"{sha256}.json", msgspec.json.encode(meta))
+
+    def _read_meta(self, sha256: str) -> _Meta | None:
+        try:
+            return msgspec.json.decode((self._meta / f"{sha256}.json").read_bytes(), type=_Meta)
+        except (OSError, msgspec.DecodeError):
+            return None

@@ -1,0 +1,173 @@
+"""The store of a node: objects, snapshots of them, and which snapshot answers which recipe.
+
+    objects/<2 hex>/<sha256>   mode 0444, written once, only ever mapped read-only
+    meta/<sha256>.json         how an object looked when it was verified
+    snapshots/<id>.json        the files of a snapshot and their digests
+    snapshots/<id>/<file>      links into objects/; published last
+    derived/<recipe>.json      recipe -> snapshot id: a fetched revision, a converted GGUF, ...
+    partial/, tmp/             work in progress, one directory per process and job
+    locks/<recipe>             one process of the node works on a recipe, the others wait and use what it made
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from tickertape.core.sources import FileEntry
+from tickertape.weights.files import fsync_directory, write_atomically
+from tickertape.weights.lock import FileLock
+from tickertape.weights.objects import Objects
+
+__all__ = ["Recipe", "Snapshot", "Store", "check_relative"]
+
+
+class Recipe(Struct, frozen=True):
+    """What a snapshot was made from, completely: the same recipe always gives the same files."""
+
+    kind: str
+    inputs: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
+
+
+class Snapshot(Struct, frozen=True):
+    """A directory of verified files. `files` have sizes and digests."""
+
+    path: Path
+    files: tuple[FileEntry, ...]
+
+
+class _Derived(Struct, frozen=True):
+    recipe: Recipe
+    snapshot: str
+
+
+def check_relative(path: str) -> str:
+    """`path` if it stays inside its directory; raises ValueError else."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or not pure.parts or ".." in pure.parts or "\0" in path:
+        raise ValueError(f"not a path inside a model: {path!r}")
+    return path
+
+
+class Store:
+    """A store rooted at a directory, which need not exist yet and is made on the first write. Any number of processes
+    may use one at once. A complete store on a read-only file system is served without a single attempt to write.
+
+    Writing methods raise OSError; `tickertape.weights.files.unwritable` words it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()  # at once: the working directory may change under us
+        self.objects = Objects(self.root)
+
+    def find(self, recipe: Recipe) -> Snapshot | None:
+        """The snapshot for `recipe` if it is there, whole, and every object is intact."""
+        try:
+            derived = msgspec.json.decode(self._derived(recipe).read_bytes(), type=_Derived)
+            listing = (self.root / "snapshots" / f"{derived.snapshot}.json").read_bytes()
+            files = msgspec.json.decode(listing, type=tuple[FileEntry, ...])
+        except (OSError, msgspec.DecodeError):
+            return None
+        snapshot = Snapshot(self.root / "snapshots" / derived.snapshot, files)
+        return snapshot if all(self._whole(snapshot, entry) for entry in files) else None
+
+    @contextmanager
+    def lock(self, recipe: Recipe, waiting: Callable[[float], None] = lambda _: None) -> Iterator[None]:
+        """Held by one process of the node at a time. Look again with `find` once inside: whoever held it before may
+        have made what is wanted. `waiting` hears the seconds waited."""
+        with FileLock(self.root / "locks" / recipe.digest, waiting):
+            yield
+
+    @contextmanager
+    def workspace(self, recipe: Recipe, kind: Literal["partial", "tmp"] = "tmp") -> Iterator[Path]:
+        """An empty directory of one's own on the store's file system, removed afterwards; what killed processes left
+        of the same recipe is removed first. Call it under the lock."""
+        parent = self.root / kind
+        parent.mkdir(parents=True, exist_ok=True)
+        for leftover in parent.glob(f"{recipe.digest}.*"):
+            _remove_if_abandoned(leftover)
+        path = parent / f"{recipe.digest}.{secrets.token_hex(4)}"
+        path.mkdir()
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_EX)  # says "in use" even where the job's own lock does not work
+            yield path
+        finally:
+            os.close(fd)
+            shutil.rmtree(path, ignore_errors=True)
+
+    def publish(self, recipe: Recipe, files: Mapping[str, str]) -> Snapshot:
+        """Makes a snapshot of objects (relative path -> sha256) and has it answer `recipe`. Links are relative, so the
+        store may be moved; where symbolic links cannot be made they are hard links, else copies."""
+        entries = tuple(
+            FileEntry(check_relative(path), self.objects.path(sha256).stat().st_size, sha256)
+            for path, sha256 in sorted(files.items())
+        )
+        listing = msgspec.json.encode(entries)
+        name = hashlib.sha256(listing).hexdigest()
+        snapshots = self.root / "snapshots"
+        with self.workspace(recipe) as work:
+            for entry in entries:
+                self._link(entry, work / "new" / entry.path, snapshots / name / entry.path)
+            fsync_directory(work / "new")
+            write_atomically(snapshots / f"{name}.json", listing)
+            if (snapshots / name).exists():  # a damaged one: it was not found, or we would not be here
+                (snapshots / name).rename(work / "old")
+            (work / "new").rename(snapshots / name)
+            fsync_directory(snapshots)
+        write_atomically(self._derived(recipe), msgspec.json.encode(_Derived(recipe, name)))
+        return Snapshot(snapshots / name, entries)
+
+    def _derived(self, recipe: Recipe) -> Path:
+        return self.root / "derived" / f"{recipe.digest}.json"
+
+    def _link(self, entry: FileEntry, link: Path, final: Path) -> None:
+        assert entry.sha256 is not None
+        target = self.objects.path(entry.sha256)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            link.symlink_to(os.path.relpath(target, final.parent))
+            return
+        with suppress(OSError):
+            link.hardlink_to(target)
+            self.objects.note_verified(entry.sha256, target.stat())  # a new link changes the ctime, not the content
+            return
+        shutil.copyfile(target, link)
+        link.chmod(0o444)
+
+    def _whole(self, snapshot: Snapshot, entry: FileEntry) -> bool:
+        if entry.sha256 is None or not self.objects.intact(entry.sha256):
+            return False
+        try:
+            return (snapshot.path / entry.path).stat().st_size == entry.size_bytes
+        except OSError:
+            return False
+
+
+def _remove_if_abandoned(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        pass  # somebody is at work in it
+    finally:
+        os.close(fd)
