@@ -9,6 +9,7 @@ piece (newlines too), BOS added by the tokenizer. Laid out as the tokenizer.json
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -86,7 +87,7 @@ def _alphabet() -> list[str]:
 
 def _merge(pieces: Sequence[str], ranks: dict[tuple[str, str], int]) -> list[str]:
     merged = list(pieces)
-    while pairs := [pair for pair in zip(merged, merged[1:], strict=False) if pair in ranks]:
+    while pairs := [pair for pair in itertools.pairwise(merged) if pair in ranks]:
         best = min(pairs, key=ranks.__getitem__)
         at = next(n for n in range(len(merged) - 1) if (merged[n], merged[n + 1]) == best)
         merged[at : at + 2] = ["".join(best)]
