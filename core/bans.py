@@ -71,9 +71,7 @@ class Bans:
     def close(self, slot: int) -> None:
         self._rules.pop(slot, None)
 
-    def apply(
-        self, x: Array, lines: NDArray[np.int64], slots: NDArray[np.int64], positions: NDArray[np.int64]
-    ) -> None:
+    def apply(self, x: Array, lines: NDArray[np.int64], slots: NDArray[np.int64], positions: NDArray[np.int64]) -> None:
         """Adds -inf to the banned ids of the given lines of x [n, V], in place; `positions` are those of the logits."""
         pairs = [
             (line, token)
