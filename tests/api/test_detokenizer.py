@@ -117,6 +117,25 @@ def test_a_character_split_over_prefix_and_stream_comes_out_whole() -> None:
     assert "".join(stream(tokenizer, list("你".encode()[1:]), prefix=list("x你".encode()[:2]))) == "你"
 
 
+@pytest.mark.parametrize(
+    ("prefix", "ids", "text"),
+    [
+        (b"x\n", b"\n", "\n"),  # the run goes on: only what is new comes out
+        (b"x\n", "你".encode(), "你"),
+        (b"x\n" + "你".encode()[:1], "你".encode()[1:], "你"),
+        (b"x\n", b"\xff", REPLACEMENT),  # the run breaks: one for each new byte
+        (b"x\n" + "你".encode()[:1], b"\xff", REPLACEMENT * 2),
+        (b"x\xffA", b"\n", REPLACEMENT),  # the run was broken before
+        (b"x\xff\n", b"y", "y"),
+    ],
+)
+def test_a_run_of_byte_tokens_may_cross_the_prefix(prefix: bytes, ids: bytes, text: str) -> None:
+    tokenizer = TOKENIZERS["sentencepiece"]
+    letters = {letter: tokenizer.encode(letter, add_special_tokens=False)[-1] for letter in "xy"}
+    before, after = ([letters.get(chr(byte), 3 + byte) for byte in data] for data in (prefix, ids))
+    assert "".join(stream(tokenizer, after, prefix=before)) == text
+
+
 def test_a_long_prefix_is_not_walked() -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
     prefix = tokenizer.encode("the cat sat " * 20_000, add_special_tokens=True)
