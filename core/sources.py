@@ -5,7 +5,7 @@ A source knows how to name and read files; it knows nothing of the store, which 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -63,7 +63,7 @@ class FileSink(Protocol):
 class WeightSource(Protocol):
     """A way to get weights, chosen by the scheme of the model's URI. Called in the fetcher process, from one thread.
 
-    Both methods raise StartupError in one line when they cannot (codes: PathNotFound, PackageNotFound, FetchFailed, ...).
+    Both methods raise StartupError in one line when they cannot (PathNotFound, PackageNotFound, FetchFailed, ...).
     """
 
     @property
@@ -71,7 +71,7 @@ class WeightSource(Protocol):
 
     @property
     def schemes(self) -> tuple[str, ...]:
-        """The URI schemes it takes ("wheel", "hf", "s3"), without "://". A bare path goes to the one that has "file"."""
+        """The URI schemes it takes ("wheel", "hf", "s3"), without "://". A bare path goes to the one with "file"."""
         ...
 
     def resolve(self, uri: str) -> Manifest:
@@ -79,7 +79,7 @@ class WeightSource(Protocol):
         store that is complete works offline."""
         ...
 
-    def fetch(self, manifest: Manifest, sink: FileSink) -> Iterator[Progress]:
-        """Brings every file that `sink` misses, yielding progress; done when the iterator ends. Closing the iterator
+    def fetch(self, manifest: Manifest, sink: FileSink) -> Generator[Progress, None, None]:
+        """Brings every file that `sink` misses, yielding progress; done when the generator ends. Closing it early
         cancels and leaves no process or connection behind."""
         ...

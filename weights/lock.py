@@ -50,7 +50,9 @@ class FileLock:
             time.sleep(nap_s)
             nap_s = min(1.0, nap_s * 1.5)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

