@@ -43,6 +43,7 @@ class EngineLoop:
         self._in_flight: Step | None = None
         self._refused = StepEvents()
         self._durations_s: deque[float] = deque(maxlen=512)
+        self._num_noted = 0
         self._p99_s = 0.0
 
     def submit(self, request: Request) -> None:
@@ -54,6 +55,8 @@ class EngineLoop:
 
     def abort(self, request_id: int) -> None:
         self._scheduler.abort(request_id)
+        if self._refused:
+            self._refused.failures = [told for told in self._refused.failures if told[0] != request_id]
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to tell."""
@@ -130,6 +133,7 @@ class EngineLoop:
 
     def _note(self, duration_s: float) -> None:
         self._durations_s.append(duration_s)
-        if len(self._durations_s) % 64 == 0:
+        self._num_noted += 1
+        if self._num_noted % 64 == 0:
             ordered = sorted(self._durations_s)
             self._p99_s = ordered[int(len(ordered) * 0.99)]

@@ -1,4 +1,4 @@
-"""The weights room: a content-addressed store shared by the processes of a node, what fills it, and how it is mapped.
+"""The shared safetensors store: fetched once, verified, published by rename, then only ever mapped read-only."""
 
-It knows files, digests, safetensors and GGUF. It must not know HTTP servers, backends, torch, or who asked.
-"""
+if __name__ != "tickertape.weights":
+    raise ModuleNotFoundError("this room is imported as tickertape.weights", name=__name__)
