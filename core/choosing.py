@@ -18,7 +18,7 @@ from tickertape.core.token_bias import TokenBias
 
 __all__ = ["Chooser", "chunks"]
 
-_CPU_CHUNK: Final = 1 << 17
+_CPU_CHUNK: Final = 1 << 16
 _ACCELERATOR_CHUNK: Final = 1 << 25
 
 
