@@ -12,9 +12,13 @@ HERE = Path(__file__).parent
 
 
 def changed() -> list[str] | None:
-    """Paths changed by the last commit and the working tree; None when git cannot say."""
-    done = subprocess.run(["git", "diff", "--name-only", "HEAD~1"], cwd=HERE, capture_output=True, text=True)
-    return done.stdout.split() if done.returncode == 0 else None
+    """Paths changed since CI_BASE, or since the last commit older than six hours; None when there is no such commit."""
+    base = os.environ.get("CI_BASE") or git("rev-list", "-1", "--before=6 hours ago", "HEAD").strip()
+    return git("diff", "--name-only", base).split() if base else None
+
+
+def git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=HERE, capture_output=True, text=True, check=True).stdout
 
 
 def main() -> int:
