@@ -25,6 +25,8 @@ class _Incoming:
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         rest = memoryview(data).cast("B")
+        if offset < self._hashed_bytes:  # what was hashed is written again: begin anew
+            self._digest, self._hashed_bytes = hashlib.sha256(), 0
         if offset == self._hashed_bytes:
             self._digest.update(rest)
             self._hashed_bytes += len(rest)

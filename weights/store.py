@@ -83,7 +83,7 @@ class Store:
         except (OSError, msgspec.DecodeError):
             return None
         snapshot = Snapshot(self.root / "snapshots" / derived.snapshot, files)
-        return snapshot if all(self._whole(snapshot, entry) for entry in files) else None
+        return snapshot if files and all(self._whole(snapshot, entry) for entry in files) else None
 
     @contextmanager
     def lock(self, recipe: Recipe, waiting: Callable[[float], None] = lambda _: None) -> Iterator[None]:
