@@ -63,6 +63,7 @@ class Configure(Struct, frozen=True, tag="configure", kw_only=True):
     kv_cache_bytes: int | None = None
     memory_share: float = 0.5  # of the free memory, for the KV cache when neither of the two above is given
     plugins: dict[str, Any]
+    log_level: str = "info"
 
 
 class Submit(Struct, frozen=True, tag="submit"):
@@ -116,12 +117,13 @@ FromWorker = Loading | Ready | Emit | StoppedEarly
 
 
 class Fetch(Struct, frozen=True, tag="fetch", kw_only=True):
-    """The first message to the fetcher: (name to serve under or None for the model's own, what to fetch), in order.
-    `plugins` are the settings of the plugin manager."""
+    """The first message to the fetcher: (name to serve under, path or URI) of each model, in order; None: the model's
+    own name, the default model. `plugins` are the settings of the plugin manager."""
 
-    models: tuple[tuple[str | None, str], ...]
+    models: tuple[tuple[str | None, str | None], ...]
     store: str
     plugins: dict[str, Any]
+    log_level: str = "info"
 
 
 ToFetcher = Fetch | Stop

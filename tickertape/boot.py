@@ -1,0 +1,100 @@
+"""The first moments of a server: binds the port, says so, starts the children, answers probes. Standard library only,
+so that all of it is done long before the app is imported; the app then takes the same socket over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from types import FrameType, TracebackType
+
+from tickertape.children import Child, start_child
+from tickertape.responder import Responder
+
+__all__ = ["FETCHER", "WORKER", "BindError", "Boot"]
+
+FETCHER = "tickertape.fetcher"
+WORKER = "tickertape.worker"
+
+_BACKLOG = 2048
+
+
+class BindError(Exception):
+    """The address cannot be listened on. The message is one line for the operator."""
+
+
+class Boot:
+    """What the front takes over: the listener, the children, and the connections nobody has answered yet.
+
+    A context manager: on the way out, however that comes, children still running are killed and the socket is closed.
+    SIGTERM and SIGINT end the process at once until the front installs handlers of its own.
+    """
+
+    def __init__(self, host: str, port: int, *, num_workers: int) -> None:
+        self.listener = bind(host, port)
+        self.port: int = self.listener.getsockname()[1]
+        self._children: list[Child] = []
+        self._responder = Responder(self.listener)
+        self._responding = True
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _exit_now)
+        self._responder.start()
+        print(json.dumps({"port": self.port, "grpc_port": None, "pid": os.getpid()}), flush=True)
+        self.fetcher = self.start_child(FETCHER)
+        # Workers import their libraries while the fetcher works; they are told their model later.
+        self.workers = [self.start_child(WORKER) for _ in range(num_workers)]
+
+    def start_child(self, module: str) -> Child:
+        """Starts a child and remembers it. Call from the main thread: children die with the thread that made them."""
+        child = start_child(module)
+        self._children = [c for c in self._children if c.process.poll() is None] + [child]
+        return child
+
+    def stop_responding(self) -> list[tuple[socket.socket, bytes]]:
+        """Ends the answers from here. Returns the connections not yet answered, with the bytes they have sent; new
+        ones wait in the listener's backlog."""
+        self._responding = False
+        return self._responder.stop()
+
+    def kill_children(self) -> None:
+        for child in self._children:
+            child.kill()
+
+    def __enter__(self) -> Boot:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._responding:
+            for connection, _ in self.stop_responding():
+                connection.close()
+        self.kill_children()
+        self.listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket on the first address that `host` stands for. Raises BindError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise BindError(f"cannot listen on {host}: {error.strerror or error}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise BindError(f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}") from error
+    return listener
+
+
+def _exit_now(number: int, _: FrameType | None) -> None:
+    # Nothing is being served yet. A second signal while the children are reaped must not raise again in the middle.
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(0 if number == signal.SIGTERM else 128 + number)

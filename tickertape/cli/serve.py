@@ -1,0 +1,43 @@
+"""`tickertape serve`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tickertape.boot import BindError, Boot
+from tickertape.cli.options import GroupedCommand, environment_note, given, refuse, settings_options
+from tickertape.settings import Settings, SettingsError, load_settings
+
+__all__ = ["serve"]
+
+
+@click.command(cls=GroupedCommand, epilog=environment_note())
+@click.argument("models", nargs=-1, metavar="[MODEL | NAME=MODEL]...")
+@settings_options(Settings, leave=("models",))
+def serve(**values: Any) -> None:
+    """Serve models over HTTP, with the OpenAI routes under /v1.
+
+    MODEL is a directory in Hugging Face layout or a URI; without one a small demo model is fetched and served. The
+    first line on standard output is one JSON object with "port" and "pid", as soon as the port is bound; progress,
+    logs and, once it is ready, commands to try go to standard error.
+
+    Stops on SIGTERM or Ctrl-C: running streams get --grace-s seconds to finish. A second signal ends it at once.
+    """
+    try:
+        settings = load_settings(Settings, given(values))
+    except SettingsError as error:
+        refuse(error)
+    try:
+        boot = Boot(
+            settings.host, settings.port, num_workers=0 if settings.in_process else max(1, len(settings.models))
+        )
+    except BindError as error:
+        click.echo(f"tickertape: {error}", err=True)
+        raise SystemExit(1) from error
+    with boot:
+        # The heavy imports, while boot's thread answers on the port.
+        from tickertape.server import run
+
+        raise SystemExit(run(settings, boot))

@@ -1,0 +1,128 @@
+"""From a Configure message to an engine that is loaded and warm: the same for a worker and for `--in-process`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tickertape.core.backend import Backend, load_factory
+from tickertape.core.engine import paged_loop
+from tickertape.core.errors import PluginError, StartupError, TickertapeError
+from tickertape.core.loop import EngineLoop
+from tickertape.core.memory import MemoryPlan
+from tickertape.core.messages import Configure
+from tickertape.core.ports import Engine, ModelRunner, Progress
+from tickertape.core.request import Request, SamplingParams, pack_tokens
+from tickertape.free_memory import free_memory
+from tickertape.plugins.manager import Plugins
+from tickertape.weights.mapping import MappedWeights
+
+__all__ = ["PagedParts", "Report", "build_loop", "find_backend", "make", "start_engine"]
+
+Report = Callable[[Progress], None]
+
+_log = logging.getLogger(__name__)
+
+
+class PagedParts(NamedTuple):
+    """`num_blocks` per cache group, the null block included. Closing the loop closes the runner; `weights` are to be
+    closed after it."""
+
+    loop: EngineLoop
+    plan: MemoryPlan
+    num_blocks: tuple[int, ...]
+    weights: MappedWeights
+
+
+def find_backend(configure: Configure) -> Backend:
+    """Raises PluginError when there is no such backend, StartupError when it is of a kind that is not served."""
+    backend = Plugins.load(**configure.plugins).backend(configure.backend)
+    if backend.kind == "predictor":
+        raise StartupError(f"backend {backend.name!r} is a predictor, not a language model", code="UnsupportedBackend")
+    return backend
+
+
+def make(backend: Backend, configure: Configure) -> Any:
+    """Calls the factory: a ModelRunner or an Engine, by `backend.kind`. Raises PluginError, StartupError."""
+    factory = load_factory(backend)
+    with _blamed(backend.name, "start"):
+        return factory(configure.spec, configure.options)
+
+
+def build_loop(backend: Backend, configure: Configure, report: Report) -> PagedParts:
+    """Makes the runner, loads its weights, sizes and allocates the KV cache, computes one step. Raises StartupError."""
+    runner: ModelRunner = make(backend, configure)
+    weights = MappedWeights(Path(configure.spec.path))
+    with _blamed(backend.name, "load"):
+        for progress in runner.load(weights):
+            report(progress)
+    kv_cache_bytes = configure.kv_cache_bytes
+    if configure.num_blocks is None and kv_cache_bytes is None:
+        kv_cache_bytes = _share_of_free_memory(configure, runner)
+    with _blamed(backend.name, "allocate"):
+        loop, plan, num_blocks = paged_loop(
+            runner,
+            configure.limits,
+            backend.capabilities,
+            num_blocks=configure.num_blocks,
+            kv_cache_bytes=kv_cache_bytes,
+            policy=configure.policy,
+        )
+    report(Progress("warm", 0, 1, "steps"))
+    with _blamed(backend.name, "warm up"):
+        _warm(loop)
+    report(Progress("warm", 1, 1, "steps"))
+    return PagedParts(loop, plan, num_blocks, weights)
+
+
+async def start_engine(backend: Backend, configure: Configure) -> Engine:
+    """Makes and starts an engine that brings its own scheduler. Raises StartupError."""
+    engine: Engine = make(backend, configure)
+    with _blamed(backend.name, "start"):
+        await engine.start()
+    return engine
+
+
+def _share_of_free_memory(configure: Configure, runner: ModelRunner) -> int:
+    plan = runner.plan(configure.limits)
+    free = free_memory()
+    # Mapped weights are page cache: they are free memory that we shall want, loaded or not.
+    spoken_for = plan.weight_bytes + plan.workspace_bytes
+    share = int(max(0, free.num_bytes - spoken_for) * configure.memory_share)
+    _log.info(
+        "KV cache of %s: (%s - %d MiB for weights and workspace) x %.3g = %d MiB",
+        configure.spec.name,
+        free.explanation,
+        spoken_for >> 20,
+        configure.memory_share,
+        share >> 20,
+    )
+    return share
+
+
+def _warm(loop: EngineLoop) -> None:
+    """One request through the whole engine, so that the first client does not pay for lazy set-up."""
+    sampling = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+    loop.submit(Request(id=0, prompt=pack_tokens([0]), num_prompt_tokens=1, sampling=sampling))
+    while loop.has_work():
+        for _, error in loop.step().failures:
+            raise error
+
+
+@contextmanager
+def _blamed(backend: str, action: str) -> Iterator[None]:
+    """A backend's own exception becomes one line that names it."""
+    try:
+        yield
+    except (StartupError, PluginError):
+        raise
+    except TickertapeError as error:
+        raise StartupError(f"backend {backend!r} failed to {action}: {error.message}") from error
+    except MemoryError as error:
+        raise StartupError(f"backend {backend!r} ran out of memory to {action}", code="InsufficientMemory") from error
+    except Exception as error:
+        text = " ".join(str(error).split()) or "no message"
+        raise StartupError(f"backend {backend!r} failed to {action}: {type(error).__name__}: {text}") from error

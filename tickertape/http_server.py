@@ -1,0 +1,59 @@
+"""uvicorn on a socket that is bound already, next to whatever else runs on the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import uvicorn
+
+__all__ = ["HttpServer"]
+
+_LAST_WRITES_S = 1
+
+
+class HttpServer(uvicorn.Server):
+    """Serves until `should_exit`. `adopt` are connections that were accepted before, with the bytes they have sent.
+
+    Signals are the front's business, and so is the drain: by the time that this shuts down no stream is left that had
+    a right to go on, so it only lets last writes out.
+    """
+
+    def __init__(self, app: Any, *, keep_alive_s: float, adopt: Sequence[tuple[socket.socket, bytes]]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                # uvicorn counts whole seconds by its annotation only; the loop takes any number.
+                timeout_keep_alive=keep_alive_s,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=_LAST_WRITES_S,
+            )
+        )
+        self._adopt = adopt
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for connection, received in self._adopt:
+            _, protocol = await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+            if received:
+                protocol.data_received(received)
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol

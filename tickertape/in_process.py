@@ -1,0 +1,69 @@
+"""An engine in the front's own process: for tests, debugging and small machines. Its death is the server's."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from tickertape.core.backend import Backend
+from tickertape.core.engine import PagedEngine
+from tickertape.core.errors import EngineDead, TickertapeError
+from tickertape.core.messages import Configure, Ready
+from tickertape.core.ports import Engine, Progress
+from tickertape.engine_room import build_loop, find_backend, start_engine
+from tickertape.supervisor import Watcher
+
+__all__ = ["InProcess"]
+
+_HEALTH_S: Final = 1.0
+
+
+class InProcess:
+    """Builds the engine on a thread, then watches its health. The counterpart of a Supervisor."""
+
+    def __init__(self, configure: Configure, watcher: Watcher) -> None:
+        self._configure = configure
+        self._watcher = watcher
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """From `Watcher.ready` on."""
+        assert self._engine is not None
+        return self._engine
+
+    async def run(self) -> None:
+        """Until cancelled. Raises StartupError when the engine cannot start, EngineDead when it dies."""
+        name = self._configure.spec.name
+        backend = find_backend(self._configure)
+        if backend.kind == "runner":
+            self._engine, num_blocks = await self._paged_engine(backend)
+        else:
+            self._engine, num_blocks = await start_engine(backend, self._configure), ()
+        self._watcher.ready(name, Ready(0, self._engine.plan(), num_blocks, self._engine.stats()))
+        while True:
+            await asyncio.sleep(_HEALTH_S)
+            try:
+                await self._engine.health()
+            except EngineDead as error:
+                self._watcher.lost(name, error)
+                raise
+            except TickertapeError:
+                continue  # unready for now, or stopping: not dead
+
+    async def stop(self, grace_s: float) -> None:
+        if self._engine is not None:
+            await self._engine.stop(grace_s)
+
+    async def _paged_engine(self, backend: Backend) -> tuple[Engine, tuple[int, ...]]:
+        loop = asyncio.get_running_loop()
+
+        def report(progress: Progress) -> None:
+            with suppress(RuntimeError):  # the server stopped meanwhile, and its loop is closed
+                loop.call_soon_threadsafe(self._watcher.loading, self._configure.spec.name, progress)
+
+        parts = await asyncio.to_thread(build_loop, backend, self._configure, report)
+        engine = PagedEngine(parts.loop, parts.plan)
+        await engine.start()
+        return engine, parts.num_blocks

@@ -1,0 +1,111 @@
+"""Shows how loading gets on: bars on a terminal, else a log line now and then."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, TextIO
+
+from tickertape.core.ports import Progress
+
+__all__ = ["Meter", "ProgressBars", "ProgressLog", "ProgressView"]
+
+_LINE_EVERY_S: Final = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class ProgressView(Protocol):
+    def show(self, model: str, progress: Progress) -> None: ...
+    def close(self) -> None:
+        """No more will come. May be called twice."""
+        ...
+
+
+class Meter:
+    """Rate and time left of the stage that is going on."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._stage = ""
+        self._began = 0.0
+        self._done_before = 0
+
+    def measure(self, progress: Progress) -> Mapping[str, Any]:
+        """What /readyz and /startupz show of it."""
+        now = self._clock()
+        if progress.stage != self._stage or progress.done < self._done_before:
+            self._stage, self._began, self._done_before = progress.stage, now, progress.done
+        elapsed_s = now - self._began
+        rate = (progress.done - self._done_before) / elapsed_s if elapsed_s > 0 else 0.0
+        eta_s = round((progress.total - progress.done) / rate, 1) if rate > 0 else None
+        return {
+            "stage": progress.stage,
+            "done": progress.done,
+            "total": progress.total,
+            "unit": progress.unit,
+            "rate": round(rate, 1),
+            "eta_s": eta_s,
+        }
+
+
+class ProgressLog:
+    """One line when a stage begins and ends, and every few seconds between."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[str, float]] = {}
+
+    def show(self, model: str, progress: Progress) -> None:
+        stage, at = self._last.get(model, ("", 0.0))
+        now = self._clock()
+        if stage == progress.stage and now - at < _LINE_EVERY_S and progress.done < progress.total:
+            return
+        self._last[model] = (progress.stage, now)
+        _log.info("%s: %s %s", model, progress.stage, amount(progress))
+
+    def close(self) -> None:
+        self._last.clear()
+
+
+class ProgressBars:
+    """One bar per model and stage, on `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeRemainingColumn(),
+            console=Console(file=stream),
+        )
+        self._tasks: dict[tuple[str, str], TaskID] = {}
+        self._open = False
+
+    def show(self, model: str, progress: Progress) -> None:
+        if not self._open:
+            self._open = True
+            self._bars.start()
+        key = (model, progress.stage)
+        if key not in self._tasks:
+            self._tasks[key] = self._bars.add_task(f"{progress.stage} {model}", amount="")
+        self._bars.update(
+            self._tasks[key], completed=progress.done, total=progress.total or None, amount=amount(progress)
+        )
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._bars.stop()
+            self._tasks.clear()
+
+
+def amount(progress: Progress) -> str:
+    """Done and total, for people."""
+    if progress.unit != "bytes":
+        return f"{progress.done}/{progress.total} {progress.unit}"
+    return f"{progress.done / (1 << 20):.1f}/{progress.total / (1 << 20):.1f} MiB"

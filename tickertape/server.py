@@ -1,0 +1,247 @@
+"""Composes the front: the supervisors and the wires on one asyncio loop, from boot's socket to the exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import uvloop
+
+from tickertape.api.admission import Admission
+from tickertape.api.app import build_app
+from tickertape.api.health import Readiness
+from tickertape.api.metrics import Metrics
+from tickertape.api.models import Models, ServedModel
+from tickertape.api.prompts import PromptEncoder
+from tickertape.api.render_pool import RenderPool
+from tickertape.api.service import Service
+from tickertape.api.templates import ChatTemplate
+from tickertape.api.tokenizer import TextTokenizer
+from tickertape.boot import WORKER, Boot
+from tickertape.children import Child
+from tickertape.core.backend import Backend, ModelSpec
+from tickertape.core.errors import StartupError, TickertapeError
+from tickertape.core.messages import Configure, Fetch, Ready
+from tickertape.core.ports import Engine, EngineStats, Progress
+from tickertape.fetching import fetch_models
+from tickertape.hints import hints, url_of
+from tickertape.http_server import HttpServer
+from tickertape.logs import configure_logs
+from tickertape.pieces import admission_limits, configure_message, fetch_message, plugin_settings, wire_options
+from tickertape.plugins.manager import Plugins
+from tickertape.progress import ProgressBars, ProgressLog
+from tickertape.remote_engine import RemoteEngine
+from tickertape.settings import Settings
+from tickertape.standing import Standing
+from tickertape.stop_signals import StopSignals
+from tickertape.supervisor import Supervisor
+
+__all__ = ["run"]
+
+_FAILED: Final = 1
+
+_log = logging.getLogger(__name__)
+
+
+def run(settings: Settings, boot: Boot) -> int:
+    """Serves until a signal or a failure. Returns the exit status."""
+    configure_logs(settings.log_level, process="front")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings, boot))
+
+
+async def _serve(settings: Settings, boot: Boot) -> int:
+    return await Front(settings, boot).run()
+
+
+class Host(Protocol):
+    """What runs a model: a Supervisor, or InProcess."""
+
+    @property
+    def engine(self) -> Engine: ...
+    async def run(self) -> None: ...
+    async def stop(self, grace_s: float) -> None: ...
+
+
+class _Text(NamedTuple):
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+
+
+class _Hosted(NamedTuple):
+    """A model whose files are there, with what will run it."""
+
+    configure: Configure
+    backend: Backend
+    text: _Text
+    host: Host
+
+
+class Front:
+    """Everything that is alive in the front. Created and run on its loop."""
+
+    def __init__(self, settings: Settings, boot: Boot) -> None:
+        clock = time.monotonic
+        self._settings = settings
+        self._boot = boot
+        self._fetch: Fetch = fetch_message(settings)
+        self._hosted: dict[str, _Hosted] = {}
+        self._readiness = Readiness(clock)
+        self._models = Models(self._readiness)
+        view = ProgressBars(sys.stderr) if sys.stderr.isatty() else ProgressLog(clock)
+        self._standing = Standing(self._readiness, view, len(self._fetch.models))
+        self._metrics = Metrics(self._stats)
+        self._renders = RenderPool()
+        self._service = Service(
+            self._models,
+            Admission(admission_limits(settings)),
+            self._readiness,
+            self._metrics,
+            clock,
+            PromptEncoder(self._renders),
+        )
+
+    async def run(self) -> int:
+        """The exit status. On a signal running streams get their grace; a failure to start stays readable on /readyz
+        for a moment."""
+        signals = StopSignals(self._boot.kill_children)
+        asked = asyncio.create_task(signals.wait())
+        try:
+            app = build_app(
+                self._service, self._models, self._readiness, self._metrics, options=wire_options(self._settings)
+            )
+        except StartupError as error:
+            _complain(error)
+            return _FAILED
+        http = HttpServer(app, keep_alive_s=self._settings.http_keep_alive_s, adopt=self._boot.stop_responding())
+        serving = asyncio.create_task(http.serve([self._boot.listener]))
+        hosting = asyncio.create_task(self._host_models())
+        try:
+            await asyncio.wait((serving, hosting, asked), return_when=asyncio.FIRST_COMPLETED)
+            status = await self._fail(hosting, asked) if hosting.done() else await self._drain()
+        finally:
+            hosting.cancel()
+            http.should_exit = True
+            await asyncio.wait((serving, hosting))
+            asked.cancel()
+            self._renders.close()
+        serving.result()
+        return status
+
+    def loading(self, name: str, progress: Progress) -> None:
+        self._standing.loading(name, progress)
+
+    def ready(self, name: str, ready: Ready) -> None:
+        hosted = self._hosted[name]
+        limits = hosted.configure.limits
+        self._models.replace(
+            ServedModel(
+                name=name,
+                engine=hosted.host.engine,
+                tokenizer=hosted.text.tokenizer,
+                template=hosted.text.template,
+                max_model_len=ready.stats.max_model_len or limits.max_model_len,
+                vocab_size=hosted.configure.spec.vocab_size,
+                created=int(time.time()),
+                capabilities=hosted.backend.capabilities,
+                priorities=hosted.configure.policy == "priority",
+            )
+        )
+        if self._standing.ready(name):
+            _log.info("ready: serving %s", ", ".join(sorted(self._hosted)))
+            self._invite()
+
+    def lost(self, name: str, error: TickertapeError) -> None:
+        self._standing.lost(name)
+
+    async def _host_models(self) -> None:
+        """Fetches the models and runs each. Does not end but by an error, or by being cancelled."""
+        plugins = await asyncio.to_thread(partial(Plugins.load, **plugin_settings(self._settings)))
+        workers = list(self._boot.workers)
+        try:
+            async with (
+                asyncio.TaskGroup() as group,
+                aclosing(fetch_models(self._boot.fetcher, self._fetch, self.loading)) as specs,
+            ):
+                async for spec in specs:
+                    group.create_task(self._host(spec, plugins, workers.pop(0) if workers else None))
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+
+    async def _host(self, spec: ModelSpec, plugins: Plugins, worker: Child | None) -> None:
+        name = spec.name
+        if name in self._hosted:
+            raise StartupError(f"two models are named {name!r}; name one NAME=MODEL", code="NameTaken")
+        backend = plugins.choose(spec, self._settings.backend)
+        configure = configure_message(self._settings, spec, backend, num_models=len(self._fetch.models))
+        text = await asyncio.to_thread(_read_text, Path(spec.path))
+        host = self._make_host(configure, worker)
+        self._hosted[name] = _Hosted(configure, backend, text, host)
+        self._metrics.declare(name)
+        await host.run()
+
+    def _make_host(self, configure: Configure, worker: Child | None) -> Host:
+        if self._settings.in_process:
+            from tickertape.in_process import InProcess  # brings the engine's own imports along
+
+            return InProcess(configure, self)
+        start = partial(self._boot.start_child, WORKER)
+        return Supervisor(configure, RemoteEngine(), self, start, first=worker)
+
+    async def _drain(self) -> int:
+        self._standing.draining()
+        _log.info("draining: running requests get %.3g s", self._settings.grace_s)
+        await self._stop_hosts()
+        return 0
+
+    async def _fail(self, hosting: asyncio.Task[None], asked: asyncio.Task[None]) -> int:
+        error = hosting.exception()
+        assert error is not None
+        self._standing.failed(error.code if isinstance(error, TickertapeError) else "InternalError")
+        _complain(error)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(asked), self._settings.startup_linger_s)
+        await self._stop_hosts()
+        return _FAILED
+
+    async def _stop_hosts(self) -> None:
+        await asyncio.gather(*(hosted.host.stop(self._settings.grace_s) for hosted in self._hosted.values()))
+
+    def _stats(self) -> Mapping[str, EngineStats]:
+        return {model.name: model.engine.stats() for model in self._models.list()}
+
+    def _invite(self) -> None:
+        """Says what to type, once."""
+        settings = self._settings
+        url = url_of(settings.host, self._boot.port)
+        key = settings.api_key is not None or settings.api_keys is not None
+        name, hosted = next(iter(self._hosted.items()))
+        text = hints(url, name, chat=hosted.text.template is not None, key=key)
+        print(f"\ntickertape serves {', '.join(self._hosted)} on {url}. Try:\n\n{text}\n", file=sys.stderr, flush=True)
+
+
+def _read_text(directory: Path) -> _Text:
+    return _Text(TextTokenizer.from_directory(directory), ChatTemplate.from_directory(directory))
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _complain(error: BaseException) -> None:
+    """One line for a person. What is not of the error tree is a bug of ours, and is logged whole."""
+    if isinstance(error, TickertapeError):
+        print(f"tickertape: {error.message}", file=sys.stderr, flush=True)
+    else:
+        _log.error("the server failed", exc_info=error)
+        print(f"tickertape: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)

@@ -1,0 +1,226 @@
+"""Every setting of the server, declared once: name, type, default, help. Flags, environment names (`TICKERTAPE_` + the
+name) and keys of the TOML file derive from the fields. Flag over environment over file over default.
+
+The only module that reads the environment. Nothing below the front door sees `Settings`: it is taken apart into the
+small records that the rooms define.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+__all__ = ["ENV_PREFIX", "ModelChoice", "Settings", "SettingsError", "load_settings"]
+
+ENV_PREFIX = "TICKERTAPE_"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_SERVICE_LINK = re.compile(r"(tcp|udp)://")
+
+S = TypeVar("S", bound=BaseSettings)
+
+
+class SettingsError(Exception):
+    """A setting has a value that it must not have, or is unknown. `lines` holds one sentence per fault, each naming
+    the flag, the environment variable or the file that is to blame."""
+
+    def __init__(self, lines: tuple[str, ...]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+class ModelChoice(NamedTuple):
+    """A model as the operator named it. `name` None: the model's own name is served."""
+
+    name: str | None
+    model: str
+
+
+def setting(default: Any, help: str, group: str, **limits: Any) -> Any:
+    """Declares a field. `group` is the heading it stands under in --help."""
+    return Field(default, description=help, json_schema_extra={"group": group}, **limits)
+
+
+class Settings(BaseSettings):
+    """See `tickertape serve --help`. Frozen: read once, when the process starts."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, extra="forbid", frozen=True)
+
+    models: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), "Models to serve: a directory or a URI, as MODEL or NAME=MODEL.", "Model"
+    )
+    backend: str | None = setting(None, "Backend to use. [default: the first that takes the model]", "Model")
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = setting(
+        "auto", "Type to compute in.", "Model"
+    )
+    device: str = setting("cpu", "Device to compute on: cpu, cuda or cuda:N.", "Model")
+    quantization: Literal["none", "int8", "int4"] = setting("none", "Quantization of the weights.", "Model")
+    threads: int = setting(0, "Threads of a worker; 0: the backend decides.", "Model", ge=0)
+    store: Path = setting(Path("~/.cache/tickertape"), "Directory that keeps downloaded and converted models.", "Model")
+
+    host: str = setting("127.0.0.1", "Address to listen on.", "Listening")
+    port: int = setting(8000, "Port to listen on; 0: any free one.", "Listening", ge=0, le=65535)
+    http_keep_alive_s: float = setting(
+        75.0, "Seconds an idle connection is kept. Keep it above your proxy's.", "Listening", gt=0
+    )
+    api_key: SecretStr | None = setting(None, "Key that clients must send.", "Listening")
+    api_keys: Path | None = setting(None, "File of such keys, one a line.", "Listening")
+    lenient: bool = setting(False, "Serve requests with fields that cannot be honoured; say so in a header.", "Wire")
+    sse_keep_alive_s: float = setting(15.0, "Seconds of silence before a stream's keep-alive comment.", "Wire", gt=0)
+    max_body_bytes: ByteSize = setting(ByteSize(8 << 20), "Largest request body, as 8MiB.", "Wire", ge=1024)
+
+    request_timeout_s: float | None = setting(None, "Longest wait for a first token. [default: no bound]", "Wire", gt=0)
+
+    max_waiting: int = setting(2048, "Most requests that wait for their first token.", "Scheduling", ge=1)
+    max_model_len: int | None = setting(
+        None, "Most tokens of one sequence, prompt and answer. [default: the model's]", "Scheduling", ge=2
+    )
+    max_num_seqs: int = setting(64, "Most sequences computed at once.", "Scheduling", ge=1, le=4096)
+    max_batch_tokens: int = setting(1024, "Most tokens computed in one step.", "Scheduling", ge=1)
+    block_size: int = setting(16, "Tokens of one KV block.", "Scheduling", ge=1, le=4096)
+    kv_blocks: int | None = setting(None, "KV blocks per cache group.", "Scheduling", ge=2)
+    kv_cache_bytes: ByteSize | None = setting(
+        None, "Memory of the KV blocks, as 2GiB. [default: half of what is free, shared by the models]", "Scheduling"
+    )
+    policy: Literal["arrival", "priority", "fair"] = setting("arrival", "Order of the waiting queue.", "Scheduling")
+
+    plugins_dir: Path | None = setting(None, "Directory of single-file plugins to load too.", "Plugins")
+    plugins_allow: Annotated[tuple[str, ...] | None, NoDecode] = setting(
+        None, "Load these plugins only, separated by commas.", "Plugins"
+    )
+    plugins_block: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), "Plugins not to load, separated by commas.", "Plugins"
+    )
+    strict_plugins: bool = setting(False, "Refuse to start when a plugin is broken.", "Plugins")
+
+    in_process: bool = setting(False, "Run the engine in the front: no worker, no restart.", "Process")
+    grace_s: float = setting(30.0, "Seconds running streams get to finish after SIGTERM.", "Process", ge=0)
+    startup_linger_s: float = setting(
+        2.0, "Seconds /readyz shows why the server could not start or go on before it exits.", "Process", ge=0
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least level that is logged.", "Process")
+    config: Path | None = setting(None, "TOML file of settings, its keys are these flags with _ for -.", "Process")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        flags, environment = init_settings(), _without_service_links(env_settings())
+        config = flags.get("config") or environment.get("config")
+        return (
+            init_settings,
+            InitSettingsSource(settings_cls, init_kwargs=environment),
+            InitSettingsSource(settings_cls, init_kwargs=_read_toml(Path(config)) if config else {}),
+        )
+
+    @field_validator("models", "plugins_allow", "plugins_block", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part for part in re.split(r"[,\s]+", value) if part) if isinstance(value, str) else value
+
+    @field_validator("store", "plugins_dir", "api_keys")
+    @classmethod
+    def _expand(cls, value: Path | None) -> Path | None:
+        return value.expanduser().absolute() if value is not None else None
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, value: str) -> str:
+        if not _DEVICE.fullmatch(value):
+            raise ValueError("must be cpu, cuda or cuda:N")
+        return value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Settings:
+        if self.kv_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError("kv_blocks and kv_cache_bytes exclude each other")
+        if self.api_key is not None and self.api_keys is not None:
+            raise ValueError("api_key and api_keys exclude each other")
+        names = [choice.name for choice in self.model_choices() if choice.name]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two models are named {name!r}")
+        return self
+
+    def model_choices(self) -> tuple[ModelChoice, ...]:
+        """The models in the order given; none: the caller's default."""
+        return tuple(_choice(text) for text in self.models)
+
+
+def _choice(text: str) -> ModelChoice:
+    name, equals, model = text.partition("=")
+    # A URI may hold "=" too, but never before a ":"; a path may, and is then written ./a=b.
+    if equals and model and _NAME.fullmatch(name):
+        return ModelChoice(name, model)
+    return ModelChoice(None, text)
+
+
+def _without_service_links(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Kubernetes gives every pod TICKERTAPE_PORT=tcp://10.0.0.1:8000 when a Service is called tickertape. It is not
+    our setting."""
+    return {k: v for k, v in environment.items() if not (k == "port" and _SERVICE_LINK.match(str(v)))}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise SettingsError((f"{path}: {(error.strerror or str(error)).lower()}",)) from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError((f"{path}: not TOML: {error}",)) from error
+
+
+def load_settings(of: type[S], flags: Mapping[str, Any]) -> S:
+    """The settings of this process. `flags` holds what the command line gave. Raises SettingsError."""
+    try:
+        return of(**flags)
+    except ValidationError as error:
+        config = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
+        raise SettingsError(
+            tuple(
+                f"{_origin(fault['loc'], flags, of.model_fields, config)}{_reason(fault['type'], fault['msg'])}"
+                for fault in error.errors(include_url=False, include_input=False)
+            )
+        ) from error
+
+
+def _origin(
+    where: tuple[int | str, ...], flags: Mapping[str, Any], fields: Mapping[str, FieldInfo], config: object
+) -> str:
+    if not where:
+        return ""
+    name = str(where[0])
+    if name in flags:
+        if name == "models":
+            return "MODEL: "
+        return f"--{name.replace('_', '-')}: "
+    if name in fields and f"{ENV_PREFIX}{name.upper()}" in os.environ:
+        return f"{ENV_PREFIX}{name.upper()}: "
+    return f"{config}: {name}: "
+
+
+def _reason(kind: str, message: str) -> str:
+    if kind == "extra_forbidden":
+        return "no such setting"
+    return message.removeprefix("Value error, ").removeprefix("Input ")

@@ -1,0 +1,184 @@
+"""Keeps one model's worker running: starts it, tells it its model, and starts it again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from tickertape.backoff import Backoff
+from tickertape.children import Child, describe_exit
+from tickertape.core.errors import EngineDead, StartupError, TickertapeError, Unavailable
+from tickertape.core.messages import Configure, Emit, FromWorker, Loading, Ready, Stop, StoppedEarly
+from tickertape.core.ports import Progress
+from tickertape.link import AsyncLink
+from tickertape.remote_engine import RemoteEngine
+
+__all__ = ["Supervisor", "Watcher"]
+
+_TERM_S: Final = 0.5
+_STOP_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Whoever wants to know how a model stands. Called on the loop."""
+
+    def loading(self, name: str, progress: Progress) -> None: ...
+    def ready(self, name: str, ready: Ready) -> None: ...
+    def lost(self, name: str, error: TickertapeError) -> None:
+        """The worker died; another one is coming up."""
+        ...
+
+
+class _Life:
+    """One worker process, from its start to its end."""
+
+    def __init__(self, child: Child, on_message: Callable[[FromWorker], None]) -> None:
+        self.child = child
+        self.last_word: StoppedEarly | None = None
+        self.ready_at: float | None = None
+        self.ended = asyncio.Event()
+        self.error: Exception | None = None
+        self._on_message = on_message
+        self.link: AsyncLink[FromWorker] = AsyncLink(
+            child.socket, FromWorker, on_messages=self._take, on_close=self._end
+        )
+
+    def _take(self, messages: list[FromWorker]) -> None:
+        for message in messages:
+            self._on_message(message)
+
+    def _end(self, error: Exception | None) -> None:
+        self.error = error
+        self.ended.set()
+
+
+class Supervisor:
+    """Runs `configure` in workers, one after another, and attaches each to `engine` while it lives.
+
+    The socket's end is the sign of death: it comes at once, also for a SIGKILL. `start_child` is called on the loop's
+    thread, which must be the main thread; `first` is a worker that was started before.
+    """
+
+    def __init__(
+        self,
+        configure: Configure,
+        engine: RemoteEngine,
+        watcher: Watcher,
+        start_child: Callable[[], Child],
+        *,
+        first: Child | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._configure = configure
+        self.engine = engine
+        self._watcher = watcher
+        self._start_child = start_child
+        self._first = first
+        self._clock = clock
+        self._backoff = Backoff(clock)
+        self._life: _Life | None = None
+        self._was_ready = False
+
+    @property
+    def name(self) -> str:
+        return self._configure.spec.name
+
+    async def run(self) -> None:
+        """Until cancelled. Raises StartupError when the first worker says
+        why it cannot start, EngineDead when workers die too often."""
+        epoch = 0
+        while True:
+            child, self._first = self._first or self._start_child(), None
+            life = _Life(child, self._take)
+            self._life = life
+            try:
+                life.link.send(replace(self._configure, epoch=epoch))
+                await life.ended.wait()
+                death = await self._bury(life)
+            except BaseException:
+                life.link.close()
+                life.child.kill()
+                raise
+            if not self._was_ready and life.last_word is not None:
+                self.engine.give_up(death)
+                raise death
+            await self._recover(life, death)
+            epoch += 1
+
+    async def stop(self, grace_s: float) -> None:
+        """Lets open streams finish for `grace_s`, fails the rest, and asks the worker to end."""
+        await self.engine.stop(grace_s)
+        life = self._life
+        if life is None:
+            return
+        life.link.send(Stop())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(life.ended.wait(), _STOP_S)
+
+    def _take(self, message: FromWorker) -> None:
+        life = self._life
+        assert life is not None
+        if isinstance(message, Emit):
+            self.engine.receive(message)
+        elif isinstance(message, Loading):
+            self._watcher.loading(self.name, message.progress)
+        elif isinstance(message, Ready):
+            life.ready_at = self._clock()
+            self._was_ready = True
+            self.engine.attach(life.link, message)
+            self._watcher.ready(self.name, message)
+        else:
+            life.last_word = message
+
+    async def _bury(self, life: _Life) -> TickertapeError:
+        """Sees to it that the process is gone. Returns what it died of."""
+        if life.ready_at is not None:
+            restarting = Unavailable("The engine is being restarted", code="restarting", retry_after_s=1.0)
+            self.engine.detach(restarting)
+            self._watcher.lost(self.name, restarting)
+        process = life.child.process
+        await _wait_for_exit(process.pid, _TERM_S)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            await _wait_for_exit(process.pid, _TERM_S)
+        life.child.kill()
+        if life.last_word is not None:
+            error = life.last_word.failure.error()
+            return error if isinstance(error, StartupError) else StartupError(error.message, code="WorkerFailed")
+        how = f"its link broke: {life.error}" if life.error else describe_exit(process.returncode)
+        return EngineDead(f"the worker of {self.name} {how}")
+
+    async def _recover(self, life: _Life, death: TickertapeError) -> None:
+        lived_s = self._clock() - life.ready_at if life.ready_at is not None else 0.0
+        delay_s = self._backoff.died(lived_s)
+        if delay_s is None:
+            failed = EngineDead(f"the worker of {self.name} dies again and again; the last time: {death.message}")
+            self.engine.give_up(failed)
+            raise failed
+        _log.error("%s; starting another in %.1f s", death.message, delay_s)
+        await asyncio.sleep(delay_s)
+
+
+async def _wait_for_exit(pid: int, timeout_s: float) -> None:
+    """Waits for the end of a child of ours that has not been reaped, and leaves the reaping to others."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await asyncio.wait_for(ended.wait(), timeout_s)
+    except TimeoutError:
+        pass
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
