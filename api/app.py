@@ -1,0 +1,51 @@
+"""The HTTP side as one ASGI app."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+from tickertape.api.edge import Edge
+from tickertape.api.health import Readiness
+from tickertape.api.keys import Keys
+from tickertape.api.metrics import CONTENT_TYPE, Metrics
+from tickertape.api.models import Models
+from tickertape.api.openai.routes import openai_routes
+from tickertape.api.options import WireOptions
+from tickertape.api.probes import probe_routes
+from tickertape.api.service import Service
+from tickertape.api.watchdog import Watchdog
+
+__all__ = ["build_app"]
+
+
+def build_app(
+    service: Service,
+    models: Models,
+    readiness: Readiness,
+    metrics: Metrics,
+    *,
+    options: WireOptions | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> ASGIApp:
+    """Probes, metrics and the OpenAI routes. Everything is created and used on one event loop."""
+    chosen = WireOptions() if options is None else options
+    watchdog = Watchdog(models, service.admission, clock)
+
+    async def scrape(_: Request) -> Response:
+        return Response(metrics.scrape(), headers={"content-type": CONTENT_TYPE})
+
+    routes = Router(
+        [
+            *probe_routes(readiness, watchdog),
+            Route("/metrics", scrape),
+            *openai_routes(service, models, chosen),
+        ],
+        redirect_slashes=False,
+    )
+    return Edge(routes, keys=Keys(chosen.api_keys), metrics=metrics, clock=clock)

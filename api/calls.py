@@ -1,0 +1,84 @@
+"""What a client asks for, in no wire's spelling: text or ids in, how to decode, what to hand back.
+
+Wires build these records from closed models of their own; `service.py` checks them against the model and the limits.
+Faults name the field as OpenAI (or vLLM, for its extras) spells it; a wire with other names maps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+__all__ = ["ChatCall", "CompletionCall", "Decoding", "PromptInput"]
+
+PromptInput = str | tuple[int, ...]
+
+
+class Decoding(Struct, frozen=True, kw_only=True):
+    """How one sequence is continued, for all sequences of a call. None: the default of the API, or nothing.
+
+    `max_tokens` None: for a completion `CallLimits.default_completion_tokens`, for a chat up to the context. `seed`
+    takes any 64-bit value; a negative one counts modulo 2**64. `truncate_prompt_tokens` keeps the last so many ids of
+    the prompt; -1: as many as leave room for `max_tokens`. `logprobs` counts the top ids beside the chosen one.
+    """
+
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    n: int = 1
+    best_of: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool = False
+    truncate_prompt_tokens: int | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class ChatCall(Struct, frozen=True, kw_only=True):
+    """Messages as `ChatTemplate.render` takes them: `role`, `content` (a string, text parts or None), and what else the
+    role carries.
+
+    `echo` puts the last message, which is continued then, before the new text. `timeout_s` bounds the wait for the
+    first token; None: no bound.
+    """
+
+    model: str
+    messages: tuple[Mapping[str, Any], ...]
+    decoding: Decoding = Decoding()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    echo: bool = False
+    template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    tenant: str = ""
+    timeout_s: float | None = None
+
+
+class CompletionCall(Struct, frozen=True, kw_only=True):
+    """Texts or ids to continue, each `decoding.n` times. `echo` puts the prompt before the new text."""
+
+    model: str
+    prompts: tuple[PromptInput, ...]
+    decoding: Decoding = Decoding()
+    echo: bool = False
+    add_special_tokens: bool = True
+    tenant: str = ""
+    timeout_s: float | None = None

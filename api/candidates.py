@@ -1,0 +1,90 @@
+"""The sequences that a call becomes: one engine request and one text each."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from tickertape.api.calls import ChatCall, CompletionCall
+from tickertape.api.choice import Choice, Echoing
+from tickertape.api.detokenizer import Detokenizer
+from tickertape.api.models import ServedModel
+from tickertape.api.prompts import Prompt
+from tickertape.api.sampling import cache_key
+from tickertape.api.stop_strings import StopStrings
+from tickertape.api.text_stream import TextStream
+from tickertape.core.request import Request, SamplingParams, pack_tokens
+
+__all__ = ["make_candidates"]
+
+_MASK_64: Final = 2**64 - 1
+
+
+def make_candidates(
+    call: ChatCall | CompletionCall,
+    model: ServedModel,
+    prompts: Sequence[Prompt],
+    samplings: Sequence[SamplingParams],
+    ids: Iterator[int],
+    arrival: float,
+) -> list[Choice]:
+    """`samplings` by prompt; seed and choice are filled in here. Candidate `prompt index * each + i` is the i-th of
+    its prompt. With a seed all of a call's candidates share it and differ by their index; without one each draws."""
+    decoding = call.decoding
+    each = decoding.n if decoding.best_of is None else decoding.best_of
+    key = cache_key(decoding.cache_salt)
+    deadline = None if call.timeout_s is None else arrival + call.timeout_s
+    echo_logprobs = decoding.logprobs if call.echo else None
+    candidates = []
+    for index in range(each * len(prompts)):
+        prompt_index, again = divmod(index, each)
+        prompt = prompts[prompt_index]
+        echoing = Echoing(
+            text=call.echo,
+            logprobs=echo_logprobs,
+            prompt_logprobs=decoding.prompt_logprobs if again == 0 else None,
+            skip_special_tokens=decoding.skip_special_tokens,
+        )
+        request = Request(
+            id=next(ids),
+            prompt=pack_tokens(tuple(prompt.tokens)),
+            num_prompt_tokens=len(prompt.tokens),
+            sampling=replace(
+                samplings[prompt_index],
+                seed=secrets.randbits(64) if decoding.seed is None else decoding.seed & _MASK_64,
+                choice=index,
+                # Ranking needs the chosen token's log probability, whether the client sees it or not.
+                logprobs=0 if decoding.best_of is not None and decoding.logprobs is None else decoding.logprobs,
+                prompt_logprobs=echoing.top_of_prompt,
+            ),
+            cache_key=key,
+            tenant=call.tenant,
+            priority=decoding.priority,
+            arrival=arrival,
+            deadline=deadline,
+        )
+        text = _text_stream(call, model, prompt, index)
+        candidates.append(Choice(index, prompt_index, prompt, request, text, echoing))
+    return candidates
+
+
+def _text_stream(call: ChatCall | CompletionCall, model: ServedModel, prompt: Prompt, index: int) -> TextStream:
+    decoding = call.decoding
+    return TextStream(
+        index,
+        Detokenizer(
+            model.tokenizer,
+            skip_special_tokens=decoding.skip_special_tokens,
+            prefix=prompt.tokens if prompt.continues else (),
+        ),
+        StopStrings(decoding.stop, include=decoding.include_stop) if decoding.stop else None,
+        min_tokens=decoding.min_tokens,
+        include_stop=decoding.include_stop,
+        with_tokens=decoding.return_token_ids,
+        with_logprobs=decoding.logprobs is not None,
+        # An end token that the client also named is its stop token, and is told as such.
+        end_tokens=frozenset(model.tokenizer.eos_token_ids) - frozenset(decoding.stop_token_ids),
+    )

@@ -1,0 +1,48 @@
+"""What is known of one HTTP request, from its arrival to its access line."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tickertape.api.events import Usage
+
+__all__ = ["Exchange", "exchange_of", "request_id_from"]
+
+_STATE: Final = "tickertape.exchange"
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Exchange:
+    """Filled in on the way; `outcome` is a label of `error_table.OUTCOMES`, `tenant` a digest of the key."""
+
+    __slots__ = ("method", "model", "outcome", "path", "request_id", "started", "status", "tenant", "ttft_s", "usage")
+
+    def __init__(self, *, request_id: str, method: str, path: str, started: float) -> None:
+        self.request_id = request_id
+        self.method = method
+        self.path = path
+        self.started = started
+        self.status: int | None = None
+        self.outcome = "ok"
+        self.model: str | None = None
+        self.tenant = ""
+        self.usage: Usage | None = None
+        self.ttft_s: float | None = None
+
+    def attach(self, scope: Any) -> None:
+        scope[_STATE] = self
+
+
+def exchange_of(scope: Mapping[str, Any]) -> Exchange:
+    found: Exchange = scope[_STATE]
+    return found
+
+
+def request_id_from(header: str | None) -> str:
+    """The client's id when it is harmless to log and to send back, else one of ours."""
+    if header is not None and _REQUEST_ID.fullmatch(header):
+        return header
+    return f"req-{secrets.token_hex(16)}"

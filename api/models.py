@@ -1,0 +1,65 @@
+"""The models that the front serves, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from tickertape.api.health import Readiness
+from tickertape.api.templates import ChatTemplate
+from tickertape.api.tokenizer import TextTokenizer
+from tickertape.core.backend import Capabilities
+from tickertape.core.errors import ModelNotFound
+from tickertape.core.ports import Engine
+
+__all__ = ["Models", "ServedModel"]
+
+
+class ServedModel(Struct, frozen=True, kw_only=True):
+    """A model and everything that turns text into its tokens and back. `created` is seconds since the epoch,
+    `fingerprint` the `system_fingerprint` of its answers, `priorities` whether its queue is ordered by them."""
+
+    name: str
+    engine: Engine
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+    max_model_len: int
+    vocab_size: int
+    created: int
+    capabilities: Capabilities = Capabilities()
+    priorities: bool = False
+    fingerprint: str = "fp_tickertape"
+
+
+class Models:
+    """Mutated on the front's loop only."""
+
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
+        self._by_name: dict[str, ServedModel] = {}
+
+    def add(self, model: ServedModel) -> None:
+        """Raises ValueError when the name is taken."""
+        if model.name in self._by_name:
+            raise ValueError(f"a model named {model.name!r} is served already")
+        self._by_name[model.name] = model
+
+    def replace(self, model: ServedModel) -> None:
+        """Serves `model` under its name from now on; what runs on the one before it ends there."""
+        self._by_name[model.name] = model
+
+    def remove(self, name: str) -> None:
+        self._by_name.pop(name, None)
+
+    def get(self, name: str) -> ServedModel:
+        """Raises Unavailable while the server loads or drains, then ModelNotFound."""
+        if (refusal := self._readiness.refusal()) is not None:
+            raise refusal
+        if (model := self._by_name.get(name)) is None:
+            shown = name if len(name) <= 200 else name[:200] + "..."
+            raise ModelNotFound(f"The model {shown!r} does not exist", param="model")
+        return model
+
+    def list(self) -> Sequence[ServedModel]:
+        return tuple(self._by_name.values())

@@ -1,0 +1,232 @@
+"""The bodies of /v1/chat/completions and /v1/completions: every field of the OpenAI APIs and every extra of vLLM that
+we know, and no other. Types are checked here; ranges and the model's own bounds in the service, for every wire.
+
+A field that stands in `refusals.py` takes only what is listed there. `user`, `metadata`, `safety_identifier`,
+`prompt_cache_key` and `parallel_tool_calls` (there are no tools) have no effect and are accepted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tickertape.api.calls import ChatCall, CompletionCall, Decoding, PromptInput
+from tickertape.api.openai.fields import Closed, TextOrTexts
+from tickertape.api.openai.messages import Message, as_template_message
+from tickertape.core.errors import InvalidRequest
+
+__all__ = ["ChatRequest", "CompletionRequest", "StreamOptions", "to_chat_call", "to_completion_call"]
+
+
+class StreamOptions(Closed):
+    """`include_usage`: a last chunk with the usage; `continuous_usage_stats`: the usage so far on every chunk;
+    `include_obfuscation`: padding that hides how long each chunk's text is."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SharedRequest(Closed):
+    """What both bodies have. See `calls.Decoding` for what the fields mean."""
+
+    model: str
+    # OpenAI
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: TextOrTexts | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    # vLLM
+    add_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    cache_salt: str | None = None
+    echo: bool | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    priority: int | None = None
+    prompt_logprobs: int | None = None
+    repetition_penalty: float | None = None
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    stop_token_ids: list[int] | None = None
+    top_k: int | None = None
+    truncate_prompt_tokens: int | None = None
+    # see refusals.py
+    guided_choice: Any = None
+    guided_decoding_backend: Any = None
+    guided_grammar: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_whitespace_pattern: Any = None
+    response_format: Any = None
+    service_tier: Any = None
+    store: Any = None
+    structural_tag: Any = None
+    structured_outputs: Any = None
+
+
+class ChatRequest(SharedRequest):
+    messages: list[Message]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    # vLLM
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    # see refusals.py
+    audio: Any = None
+    chat_template: Any = None
+    documents: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionRequest(SharedRequest):
+    prompt: Any
+    best_of: int | None = None
+    logprobs: int | None = None
+    # see refusals.py
+    suffix: Any = None
+
+
+def to_chat_call(request: ChatRequest, *, tenant: str, timeout_s: float | None) -> ChatCall:
+    """Raises InvalidRequest for fields that contradict each other."""
+    _check_stream_options(request)
+    if not request.messages:
+        raise InvalidRequest("Invalid value for 'messages': there is none", param="messages")
+    if request.top_logprobs is not None and not request.logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true", param="top_logprobs")
+    if request.add_special_tokens:
+        raise InvalidRequest("'add_special_tokens' is not supported for chats: the template writes them itself",
+                             code="unsupported_value", param="add_special_tokens")  # fmt: skip
+    longest = request.max_completion_tokens
+    if longest is not None and request.max_tokens not in (None, longest):
+        raise InvalidRequest("'max_tokens' and 'max_completion_tokens' differ; send one of them", param="max_tokens")
+    if longest is None:
+        longest = request.max_tokens
+    if longest == 0:
+        field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+        raise InvalidRequest(f"Invalid value for {field!r}: must be at least 1", param=field)
+    add_prompt = request.add_generation_prompt
+    return ChatCall(
+        model=request.model,
+        messages=tuple(as_template_message(message) for message in request.messages),
+        decoding=_decoding(
+            request, max_tokens=longest, logprobs=(request.top_logprobs or 0) if request.logprobs else None
+        ),
+        add_generation_prompt=not request.continue_final_message if add_prompt is None else add_prompt,
+        continue_final_message=bool(request.continue_final_message),
+        echo=bool(request.echo),
+        template_kwargs=request.chat_template_kwargs or {},
+        tenant=tenant,
+        timeout_s=timeout_s,
+    )
+
+
+def to_completion_call(request: CompletionRequest, *, tenant: str, timeout_s: float | None) -> CompletionCall:
+    """Raises InvalidRequest for fields that contradict each other, and for a prompt of another type."""
+    _check_stream_options(request)
+    best_of = request.best_of
+    if request.stream and best_of is not None and best_of > (request.n or 1):
+        raise InvalidRequest("'best_of' above n cannot be streamed: the best is known at the end only",
+                             param="best_of")  # fmt: skip
+    return CompletionCall(
+        model=request.model,
+        prompts=_prompts(request.prompt),
+        decoding=_decoding(request, max_tokens=request.max_tokens, logprobs=request.logprobs, best_of=best_of),
+        echo=bool(request.echo),
+        add_special_tokens=request.add_special_tokens is not False,
+        tenant=tenant,
+        timeout_s=timeout_s,
+    )
+
+
+def _check_stream_options(request: SharedRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest("'stream_options' needs 'stream' to be true", param="stream_options")
+
+
+def _decoding(
+    request: SharedRequest, *, max_tokens: int | None, logprobs: int | None, best_of: int | None = None
+) -> Decoding:
+    given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
+    for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids"):
+        if (values := getattr(request, name)) is not None:
+            given[name] = tuple(values)
+    if request.logit_bias is not None:
+        given["logit_bias"] = {_token_id(key): float(bias) for key, bias in request.logit_bias.items()}
+    return Decoding(
+        max_tokens=max_tokens,
+        best_of=best_of,
+        logprobs=logprobs,
+        include_stop=bool(request.include_stop_str_in_output),
+        **given,
+    )
+
+
+_SAME_NAME = (
+    "cache_salt", "frequency_penalty", "ignore_eos", "min_p", "min_tokens", "n", "presence_penalty", "priority",
+    "prompt_logprobs", "repetition_penalty", "return_token_ids", "seed", "skip_special_tokens", "temperature", "top_k",
+    "top_p", "truncate_prompt_tokens",
+)  # fmt: skip
+
+
+def _token_id(key: str) -> int:
+    digits = key.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise InvalidRequest(f"Invalid value for 'logit_bias': {key[:100]!r} is not a token id", param="logit_bias")
+    return int(key)
+
+
+def _prompts(value: Any) -> tuple[PromptInput, ...]:
+    """A text, ids, or an array of either."""
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise _wrong_type("prompt")
+    if value and all(type(each) is int for each in value):
+        return (tuple(value),)
+    texts = all(isinstance(each, str) for each in value)
+    found: list[PromptInput] = []
+    for n, each in enumerate(value):
+        if texts:
+            found.append(each)
+        elif not isinstance(each, list):
+            raise _wrong_type(f"prompt[{n}]")
+        else:
+            for k, token in enumerate(each):
+                if type(token) is not int:
+                    raise InvalidRequest(f"Invalid type for 'prompt[{n}][{k}]': a token id is wanted",
+                                         code="invalid_type", param=f"prompt[{n}][{k}]")  # fmt: skip
+            found.append(tuple(each))
+    return tuple(found)
+
+
+def _wrong_type(param: str) -> InvalidRequest:
+    text = f"Invalid type for {param!r}: a string, an array of token ids, or an array of either is wanted"
+    return InvalidRequest(text, code="invalid_type", param=param)

@@ -1,0 +1,127 @@
+"""/v1: models, chat completions, completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from tickertape.api.generation import Generation
+from tickertape.api.models import Models, ServedModel
+from tickertape.api.openai.chat_stream import ChatStream
+from tickertape.api.openai.completion_stream import CompletionStream
+from tickertape.api.openai.endpoint import Endpoint, Parsed
+from tickertape.api.openai.fields import checked
+from tickertape.api.openai.folds import fold_chat, fold_completion
+from tickertape.api.openai.heads import Head
+from tickertape.api.openai.refusals import CHAT_FIXED, COMPLETION_FIXED, refuse_unhonoured, without_unhonoured
+from tickertape.api.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    SharedRequest,
+    to_chat_call,
+    to_completion_call,
+)
+from tickertape.api.openai.stream_tail import StreamTail
+from tickertape.api.options import WireOptions
+from tickertape.api.service import Service
+
+__all__ = ["openai_routes"]
+
+
+class _Model(Struct):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+class _ModelList(Struct):
+    object: str
+    data: list[_Model]
+
+
+def _parse(
+    model: type[SharedRequest], fixed: Mapping[str, tuple[Any, ...]], body: Mapping[str, Any], lenient: bool
+) -> Parsed:
+    ignored: tuple[str, ...] = ()
+    if lenient:
+        body, ignored = without_unhonoured(body, fixed, frozenset(model.model_fields))
+    request = checked(model, body)
+    refuse_unhonoured(body, fixed)
+    return Parsed(request, ignored)
+
+
+class Chat:
+    """The chat completions route, as `Endpoint` needs it."""
+
+    id_prefix = "chatcmpl"
+    stream_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def parse(self, body: Mapping[str, Any], *, lenient: bool) -> Parsed:
+        return _parse(ChatRequest, CHAT_FIXED, body, lenient)
+
+    async def start(self, request: ChatRequest, *, tenant: str, timeout_s: float | None) -> Generation:
+        return await self._service.chat(to_chat_call(request, tenant=tenant, timeout_s=timeout_s))
+
+    def chunks(self, generation: Generation, head: Head, request: ChatRequest) -> ChatStream:
+        tail = StreamTail(request.stream_options)
+        return ChatStream(generation, head, tail, return_token_ids=bool(request.return_token_ids))
+
+    async def fold(self, generation: Generation, head: Head, request: ChatRequest) -> bytes:
+        return await fold_chat(generation, head, return_token_ids=bool(request.return_token_ids))
+
+
+class Completion:
+    """The completions route."""
+
+    id_prefix = "cmpl"
+    stream_object = "text_completion"
+    whole_object = "text_completion"
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def parse(self, body: Mapping[str, Any], *, lenient: bool) -> Parsed:
+        return _parse(CompletionRequest, COMPLETION_FIXED, body, lenient)
+
+    async def start(self, request: CompletionRequest, *, tenant: str, timeout_s: float | None) -> Generation:
+        return await self._service.complete(to_completion_call(request, tenant=tenant, timeout_s=timeout_s))
+
+    def chunks(self, generation: Generation, head: Head, request: CompletionRequest) -> CompletionStream:
+        tail = StreamTail(request.stream_options)
+        return CompletionStream(generation, head, tail, return_token_ids=bool(request.return_token_ids))
+
+    async def fold(self, generation: Generation, head: Head, request: CompletionRequest) -> bytes:
+        return await fold_completion(generation, head, return_token_ids=bool(request.return_token_ids))
+
+
+def openai_routes(service: Service, models: Models, options: WireOptions) -> list[BaseRoute]:
+    async def list_models(_: Request) -> Response:
+        found = _ModelList("list", [_describe(model) for model in models.list()])
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    async def get_model(request: Request) -> Response:
+        found = _describe(models.get(request.path_params["name"]))
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    return [
+        Route("/v1/models", list_models, methods=["GET"]),
+        Route("/v1/models/{name:path}", get_model, methods=["GET"]),
+        Route("/v1/chat/completions", Endpoint(Chat(service), options), methods=["POST"]),
+        Route("/v1/completions", Endpoint(Completion(service), options), methods=["POST"]),
+    ]
+
+
+def _describe(model: ServedModel) -> _Model:
+    return _Model(model.name, "model", model.created, "tickertape", model.max_model_len)

@@ -1,0 +1,155 @@
+"""From a decoding to what the engine gets: checked against the model, its words turned into token ids."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from tickertape.api.calls import Decoding
+from tickertape.api.limits import CallLimits
+from tickertape.api.models import ServedModel
+from tickertape.core.errors import ContextLengthExceeded, InvalidRequest
+from tickertape.core.request import SamplingParams
+
+__all__ = [
+    "cache_key",
+    "check_logprobs",
+    "check_scoring",
+    "check_tokens",
+    "check_values",
+    "context_limit",
+    "resolve_max_tokens",
+    "to_sampling",
+]
+
+
+def check_tokens(model: ServedModel, tokens: Iterable[int], param: str) -> None:
+    """Raises InvalidRequest when an id is not in the model's vocabulary."""
+    for token in tokens:
+        if not 0 <= token < model.vocab_size:
+            raise InvalidRequest(
+                f"Invalid value for {param!r}: token id {token} is not in 0..{model.vocab_size - 1}", param=param
+            )
+
+
+def check_logprobs(model: ServedModel, decoding: Decoding, limits: CallLimits, *, param: str, most: int) -> None:
+    """`param` is how the wire spells `decoding.logprobs`, `most` its bound."""
+    top = decoding.logprobs
+    if top is not None and not 0 <= top <= most:
+        raise InvalidRequest(f"Invalid value for {param!r}: must be at least 0 and at most {most}", param=param)
+    if top is not None and not model.capabilities.logprobs:
+        raise InvalidRequest(f"{param!r} is not supported by the backend of this model", code="unsupported_value",
+                             param=param)  # fmt: skip
+    top = decoding.prompt_logprobs
+    if top is not None and top > limits.max_prompt_logprobs:
+        raise InvalidRequest(
+            f"Invalid value for 'prompt_logprobs': must be at most {limits.max_prompt_logprobs}",
+            param="prompt_logprobs",
+        )
+
+
+def check_scoring(model: ServedModel, decoding: Decoding, *, echo: bool, param: str) -> None:
+    """Whether prompts may be scored, and when a call may ask for nothing else. Raises InvalidRequest."""
+    if not model.capabilities.prompt_logprobs:
+        field = "prompt_logprobs" if decoding.prompt_logprobs is not None else param
+        if decoding.prompt_logprobs is not None or (echo and decoding.logprobs is not None):
+            raise InvalidRequest(
+                "The backend of this model cannot score prompts", code="unsupported_value", param=field
+            )
+    if decoding.max_tokens == 0 and not echo and decoding.prompt_logprobs is None:
+        raise InvalidRequest(
+            "Invalid value for 'max_tokens': must be at least 1, or 0 when only the prompt is wanted "
+            "(echo, prompt_logprobs)",
+            param="max_tokens",
+        )
+
+
+def check_values(
+    decoding: Decoding, limits: CallLimits, num_output_tokens: int, num_prompt_tokens: int, num_echoes: int
+) -> None:
+    """Bounds the log probabilities that a call can produce. Raises InvalidRequest with the product."""
+    wanted = (
+        ("prompt_logprobs", decoding.prompt_logprobs, num_prompt_tokens),
+        ("logprobs", decoding.logprobs, num_output_tokens + num_echoes * num_prompt_tokens),
+    )
+    for field, top, positions in wanted:
+        if top is not None and (values := (1 + top) * positions) > limits.max_logprob_values:
+            raise InvalidRequest(
+                f"Invalid value for {field!r}: {1 + top} log probabilities at each of {positions} positions are "
+                f"{values}, at most {limits.max_logprob_values} are allowed in one request",
+                param=field,
+            )
+
+
+def context_limit(model: ServedModel) -> int:
+    """The longest sequence, prompt and output, that this model can serve: its context, or what its KV pool holds."""
+    pool = model.engine.stats().kv_capacity_tokens
+    return min(model.max_model_len, pool) if pool else model.max_model_len
+
+
+def resolve_max_tokens(
+    decoding: Decoding, num_prompt_tokens: int, limit: int, *, default: int | None, param: str
+) -> int:
+    """How many tokens may be generated. `default` None: what the context leaves. Raises ContextLengthExceeded with
+    both numbers, InvalidRequest when `min_tokens` cannot be reached."""
+    wanted = decoding.max_tokens
+    if wanted is None:
+        room = limit - num_prompt_tokens
+        wanted = max(room, 1) if default is None else min(default, max(room, 1))
+    if num_prompt_tokens + wanted > limit:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {limit} tokens, but {num_prompt_tokens + wanted} were asked for: "
+            f"{num_prompt_tokens} in the prompt and {wanted} for the answer",
+            param=param,
+        )
+    if decoding.min_tokens > wanted:
+        raise InvalidRequest(
+            f"Invalid value for 'min_tokens': {decoding.min_tokens} are more than max_tokens, {wanted}",
+            param="min_tokens",
+        )
+    return wanted
+
+
+def to_sampling(model: ServedModel, decoding: Decoding) -> SamplingParams:
+    """Everything but `max_tokens`, `seed` and `choice`, which differ by sequence. Raises InvalidRequest."""
+    if decoding.priority and not model.priorities:
+        raise InvalidRequest("'priority' needs a server whose policy is priority", code="unsupported_value",
+                             param="priority")  # fmt: skip
+    check_tokens(model, decoding.logit_bias, "logit_bias")
+    check_tokens(model, decoding.stop_token_ids, "stop_token_ids")
+    check_tokens(model, decoding.allowed_token_ids or (), "allowed_token_ids")
+    ends = () if decoding.ignore_eos else model.tokenizer.eos_token_ids
+    allowed = decoding.allowed_token_ids
+    return SamplingParams(
+        max_tokens=0,
+        seed=0,
+        temperature=decoding.temperature,
+        top_k=max(decoding.top_k, 0),
+        top_p=decoding.top_p,
+        min_p=decoding.min_p,
+        presence_penalty=decoding.presence_penalty,
+        frequency_penalty=decoding.frequency_penalty,
+        repetition_penalty=decoding.repetition_penalty,
+        logit_bias=tuple(sorted(decoding.logit_bias.items())),
+        allowed_tokens=None if allowed is None else tuple(sorted(set(allowed))),
+        bad_tokens=_bad_tokens(model, decoding.bad_words),
+        min_tokens=decoding.min_tokens,
+        stop_tokens=tuple(dict.fromkeys((*ends, *decoding.stop_token_ids))),
+        logprobs=decoding.logprobs,
+        prompt_logprobs=decoding.prompt_logprobs,
+    )
+
+
+def _bad_tokens(model: ServedModel, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+    """Each word at the start of a text and after a space: tokenizers spell these differently."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, " " + word.lstrip(" ")):
+            if tokens := tuple(model.tokenizer.encode(text, add_special_tokens=False)):
+                found[tokens] = None
+    return tuple(found)
+
+
+def cache_key(salt: str | None) -> bytes:
+    """Requests share cached KV only when these are equal. The tag keeps salts apart from whatever else is digested."""
+    return b"" if salt is None else hashlib.sha256(b"salt\0" + salt.encode()).digest()

@@ -1,0 +1,146 @@
+"""The one service behind every wire: chat and completion calls in, generations out. No wire's spelling in here.
+
+Everything that can be known before the first token is known when `chat` or `complete` returns: the call is checked
+against the model and the limits, its prompts are encoded, and it has its place in the queue.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from tickertape.api.admission import Admission
+from tickertape.api.calls import ChatCall, CompletionCall
+from tickertape.api.candidates import make_candidates
+from tickertape.api.generation import Generation
+from tickertape.api.health import Readiness
+from tickertape.api.limits import CallLimits
+from tickertape.api.metrics import Metrics
+from tickertape.api.models import Models, ServedModel
+from tickertape.api.prompts import Prompt, PromptEncoder
+from tickertape.api.ranges import check_choices, check_decoding
+from tickertape.api.sampling import (
+    check_logprobs,
+    check_scoring,
+    check_values,
+    context_limit,
+    resolve_max_tokens,
+    to_sampling,
+)
+from tickertape.core.errors import InvalidRequest
+from tickertape.core.request import SamplingParams
+
+__all__ = ["Service"]
+
+
+class _Rules(NamedTuple):
+    """Where chat and completions differ: how they spell two fields, and two of their numbers."""
+
+    prompt_field: str
+    logprobs_field: str
+    max_logprobs: int
+    default_tokens: int | None  # None: what the context leaves
+
+
+class Service:
+    """Used on the front's loop only. `clock` is monotonic, in seconds."""
+
+    def __init__(
+        self,
+        models: Models,
+        admission: Admission,
+        readiness: Readiness,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        prompts: PromptEncoder,
+        limits: CallLimits | None = None,
+    ) -> None:
+        self.models = models
+        self.admission = admission
+        self.readiness = readiness
+        self.limits = CallLimits() if limits is None else limits
+        self._metrics = metrics
+        self._clock = clock
+        self._prompts = prompts
+        self._ids = itertools.count(1)
+        self._chat_rules = _Rules("messages", "top_logprobs", self.limits.max_top_logprobs, None)
+        self._completion_rules = _Rules(
+            "prompt", "logprobs", self.limits.max_logprobs, self.limits.default_completion_tokens
+        )
+
+    async def chat(self, call: ChatCall) -> Generation:
+        """Raises from the error tree whatever is wrong with the call, or with taking it now."""
+        arrival = self._clock()
+        model = self.models.get(call.model)
+        if call.continue_final_message and call.add_generation_prompt:
+            raise InvalidRequest(
+                "'continue_final_message' excludes 'add_generation_prompt'; set that to false",
+                param="add_generation_prompt",
+            )
+        if call.echo and not call.continue_final_message:
+            raise InvalidRequest(
+                "'echo' needs 'continue_final_message': nothing else is there to repeat",
+                code="unsupported_value",
+                param="echo",
+            )
+        sampling = self._check(call, model, 1, self._chat_rules)
+        limit = context_limit(model)
+        prompt = await self._prompts.chat(model, call, limit)
+        return self._start(call, model, (prompt,), sampling, limit, arrival, self._chat_rules)
+
+    async def complete(self, call: CompletionCall) -> Generation:
+        """As `chat`. Choice `prompt index * n + i` continues a prompt for the i-th time."""
+        arrival = self._clock()
+        model = self.models.get(call.model)
+        if not call.prompts:
+            raise InvalidRequest("Invalid value for 'prompt': there is none", param="prompt")
+        sampling = self._check(call, model, len(call.prompts), self._completion_rules)
+        limit = context_limit(model)
+        prompts = await self._prompts.completion(model, call, limit)
+        return self._start(call, model, prompts, sampling, limit, arrival, self._completion_rules)
+
+    def _check(
+        self, call: ChatCall | CompletionCall, model: ServedModel, num_prompts: int, rules: _Rules
+    ) -> SamplingParams:
+        """What can be said before the prompts are encoded."""
+        decoding = call.decoding
+        check_choices(num_prompts, decoding, self.limits)
+        check_decoding(decoding, self.limits)
+        check_logprobs(model, decoding, self.limits, param=rules.logprobs_field, most=rules.max_logprobs)
+        check_scoring(model, decoding, echo=call.echo, param=rules.logprobs_field)
+        return to_sampling(model, decoding)
+
+    def _start(
+        self,
+        call: ChatCall | CompletionCall,
+        model: ServedModel,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        limit: int,
+        arrival: float,
+        rules: _Rules,
+    ) -> Generation:
+        decoding = call.decoding
+        each = decoding.n if decoding.best_of is None else decoding.best_of
+        prompt_lengths = [len(prompt.tokens) for prompt in prompts]
+        lengths = [
+            resolve_max_tokens(decoding, length, limit, default=rules.default_tokens, param=rules.prompt_field)
+            for length in prompt_lengths
+        ]
+        check_values(decoding, self.limits, each * sum(lengths), sum(prompt_lengths), each if call.echo else 0)
+        samplings = [replace(sampling, max_tokens=length) for length in lengths]
+        ticket = self.admission.admit(model.name, each * len(prompts), each * sum(prompt_lengths))
+        return Generation(
+            model,
+            prompts,
+            make_candidates(call, model, prompts, samplings, self._ids, arrival),
+            num_choices=decoding.n * len(prompts),
+            ticket=ticket,
+            meter=self._metrics.meter(model.name),
+            clock=self._clock,
+            arrival=arrival,
+            timeout_s=call.timeout_s,
+        )

@@ -1,0 +1,38 @@
+"""Notices an engine that has work and makes no step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tickertape.api.admission import Admission
+from tickertape.api.models import Models
+
+__all__ = ["Watchdog"]
+
+
+class Watchdog:
+    """Looks when it is asked (by the liveness probe): a model is stalled when two looks `stall_s` apart found requests
+    in flight and the same number of steps, and every look between them did too. What is in flight is the front's own
+    count, since a hung worker's figures stand still."""
+
+    def __init__(
+        self, models: Models, admission: Admission, clock: Callable[[], float], *, stall_s: float = 60.0
+    ) -> None:
+        self._models = models
+        self._admission = admission
+        self._clock = clock
+        self._stall_s = stall_s
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def stalled(self) -> str | None:
+        """The name of a model that stands still, or None."""
+        now = self._clock()
+        found = None
+        for model in self._models.list():
+            steps = model.engine.stats().num_steps
+            before = self._seen.get(model.name)
+            if self._admission.in_flight(model.name) == 0 or before is None or before[0] != steps:
+                self._seen[model.name] = (steps, now)
+            elif now - before[1] >= self._stall_s:
+                found = model.name
+        return found

@@ -1,0 +1,168 @@
+"""A whole front in one process: the HTTP app over the service over our paged engine over the scripted backend."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from tickertape.api.admission import Admission, AdmissionLimits
+from tickertape.api.app import build_app
+from tickertape.api.health import Readiness
+from tickertape.api.limits import CallLimits
+from tickertape.api.metrics import Metrics
+from tickertape.api.models import Models, ServedModel
+from tickertape.api.options import WireOptions
+from tickertape.api.prompts import PromptEncoder
+from tickertape.api.render_pool import RenderPool
+from tickertape.api.service import Service
+from tickertape.api.templates import ChatTemplate
+from tickertape.api.tokenizer import TextTokenizer
+from tickertape.core.engine import PagedEngine, paged_loop
+from tickertape.core.memory import Limits
+from tickertape.plugins import Batch, Capabilities, ModelSpec
+from tickertape.plugins.backends.scripted.runner import ScriptedRunner
+from tickertape.plugins.backends.scripted.script import Script
+from tickertape.testing import templates
+from tickertape.testing.asgi import Answer, AsgiClient
+from tickertape.testing.checks import check_idle
+from tickertape.testing.tokenizers import write_byte_level, write_sentencepiece
+
+__all__ = ["PLAIN_TEXT", "Front", "front", "spoken"]
+
+PLAIN_TEXT = "A known text."
+"""What any prompt that calls for no other play is answered with."""
+
+_VOCAB_SIZE = 512
+_NUM_BLOCKS = 65
+_NAME = "scripted"
+
+
+def spoken(text: str) -> list[int]:
+    """A text as ids of the byte-level tokenizer, one byte each."""
+    return list(text.encode())
+
+
+@dataclass
+class Front:
+    """Everything a test may look at. `batches` holds what the runner was given, step by step."""
+
+    app: ASGIApp
+    client: AsgiClient
+    service: Service
+    models: Models
+    model: ServedModel
+    engine: PagedEngine
+    readiness: Readiness
+    metrics: Metrics
+    tokenizer: TextTokenizer
+    batches: list[Batch]
+
+    async def chat(self, content: Any = "plain", **fields: Any) -> Answer:
+        return await self.client.post("/v1/chat/completions", self.chat_body(content, **fields))
+
+    async def complete(self, prompt: Any = "plain", **fields: Any) -> Answer:
+        return await self.client.post("/v1/completions", {"model": _NAME, "prompt": prompt, **fields})
+
+    def chat_body(self, content: Any = "plain", **fields: Any) -> dict[str, Any]:
+        messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
+        return {"model": _NAME, "messages": messages, **fields}
+
+    async def idle(self, patience_s: float = 5.0) -> None:
+        """Waits until nothing runs or waits; the common end check says what does if it goes on."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            stats = self.engine.stats()
+            if not (stats.num_running or stats.num_waiting or stats.num_used_blocks):
+                break
+            await asyncio.sleep(0.005)
+        check_idle(self.engine.stats())
+        admission = self.service.admission
+        assert admission.num_waiting_requests == admission.num_waiting_tokens == 0
+        assert admission.in_flight(_NAME) == 0
+
+    async def check(self) -> None:
+        """The end of every test: idle, nothing leaked, and a plain request gives the known text."""
+        await self.idle()
+        answer = await self.chat(max_tokens=40)
+        assert answer.json()["choices"][0]["message"]["content"] == PLAIN_TEXT
+        await self.idle()
+
+
+@asynccontextmanager
+async def front(
+    directory: Path,
+    plays: Sequence[Mapping[str, Any]] = (),
+    *,
+    sentencepiece: bool = False,
+    template: str | None = templates.CHATML,
+    max_model_len: int = 512,
+    max_num_seqs: int = 8,
+    max_batch_tokens: int = 256,
+    num_blocks: int = _NUM_BLOCKS,
+    block_tokens: int = 16,
+    policy: str = "arrival",
+    options: WireOptions | None = None,
+    limits: CallLimits | None = None,
+    admission: AdmissionLimits | None = None,
+    capabilities: Capabilities | None = None,
+    token_s: float = 0.0,
+    chunk_s: float = 0.0,
+) -> AsyncIterator[Front]:
+    """A front that answers by `plays`, then with PLAIN_TEXT. Ends with nothing checked: that is `Front.check`."""
+    write = write_sentencepiece if sentencepiece else write_byte_level
+    write(directory, chat_template=template)
+    tokenizer = TextTokenizer.from_directory(directory)
+    plain = {"tokens": tokenizer.encode(PLAIN_TEXT, add_special_tokens=False)}
+    script = {"plays": [*plays, plain], "token_s": token_s, "chunk_s": chunk_s}
+    spec = ModelSpec(
+        name=_NAME,
+        path=str(directory),
+        architecture="ScriptedForCausalLM",
+        config={"script": script, "eos_token_id": tokenizer.eos_token_ids[0]},
+        max_model_len=max_model_len,
+        vocab_size=_VOCAB_SIZE,
+    )
+    batches: list[Batch] = []
+    able = Capabilities(ahead=True) if capabilities is None else capabilities
+    bounds = Limits(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_batch_tokens,
+        block_tokens=block_tokens,
+    )
+    runner = ScriptedRunner(Script.of(spec), batches=batches)
+    loop, plan, _ = paged_loop(runner, bounds, able, num_blocks=num_blocks, policy=policy)
+    engine = PagedEngine(loop, plan)
+    await engine.start()
+    readiness = Readiness(time.monotonic)
+    models = Models(readiness)
+    model = ServedModel(
+        name=_NAME,
+        engine=engine,
+        tokenizer=tokenizer,
+        template=ChatTemplate.from_directory(directory),
+        max_model_len=max_model_len,
+        vocab_size=_VOCAB_SIZE,
+        created=1_700_000_000,
+        capabilities=able,
+        priorities=policy == "priority",
+        fingerprint="fp_scripted",
+    )
+    models.add(model)
+    readiness.set_state("ready")
+    metrics = Metrics(lambda: {each.name: each.engine.stats() for each in models.list()})
+    renders = RenderPool()
+    service = Service(models, Admission(admission), readiness, metrics, time.monotonic, PromptEncoder(renders), limits)
+    app = build_app(service, models, readiness, metrics, options=options)
+    try:
+        yield Front(app, AsgiClient(app), service, models, model, engine, readiness, metrics, tokenizer, batches)
+    finally:
+        await engine.stop(0.0)
+        renders.close()
