@@ -210,6 +210,12 @@ class TestContent:
         assert caught.value.param == param
 
 
+def test_fields_that_are_null_are_not_there() -> None:
+    source = "{{ 'name' in messages[0] }} {{ messages[0].tool_calls is defined }} {{ messages[0].name }}"
+    assert template(source).render([{**USER, "name": None, "tool_calls": None}]) == "False False "
+    assert template(source).render([{**USER, "name": "Bo", "tool_calls": []}]) == "True False Bo"
+
+
 class TestTools:
     @pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
     @pytest.mark.parametrize(
