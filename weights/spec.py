@@ -65,6 +65,10 @@ def read_spec(directory: Path, name: str) -> ModelSpec:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
+        for gguf in sorted(directory.glob("*.gguf")):
+            raise StartupError(
+                f"{gguf.name}: not converted; name this file, not its directory", code="UnsupportedFormat"
+            )
         raise StartupError(f"{directory.name or directory}: no config.json, so not a model directory", code="NotAModel")
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])

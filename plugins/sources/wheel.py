@@ -30,6 +30,7 @@ _URI: Final = re.compile(
     r"^wheel://(?P<package>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?:==(?P<version>[A-Za-z0-9.+!_-]+))?/(?P<file>.+)$"
 )
 _PROGRESS: Final = re.compile(r"^Progress (\d+) of (\d+)$")
+_UNFETCHED: Final = re.compile(r"^Could not fetch URL \S+: (?P<reason>.*?)(?: for url: \S+)? - skipping$")
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -83,8 +84,10 @@ def _download(requirement: _Requirement, directory: Path, options: Sequence[str]
     # -P: a folder called pip in the working directory must not be run. No cache: the store is one.
     command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-color", "--progress-bar", "raw"]
+    command += ["-vv"]  # or a refusing index looks like one that has no such package
     command += [*options, "--dest", str(directory), str(requirement)]
     yield Progress("download", 0, 0)
+    unfetched: list[str] = []
     with (directory / "pip.log").open("w+") as log:
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, errors="replace"
@@ -94,21 +97,25 @@ def _download(requirement: _Requirement, directory: Path, options: Sequence[str]
                 for line in pip.stdout:
                     if step := _PROGRESS.match(line.strip()):
                         yield Progress("download", int(step[1]), int(step[2]))
+                    elif failed := _UNFETCHED.match(line.strip()):
+                        unfetched.append(failed["reason"])
             except BaseException:
                 pip.kill()
                 raise
         log.seek(0)
         if pip.returncode != 0:
-            raise _failure(requirement, log.read())
+            raise _failure(requirement, log.read(), unfetched)
 
 
-def _failure(requirement: _Requirement, log: str) -> StartupError:
+def _failure(requirement: _Requirement, log: str, unfetched: Sequence[str]) -> StartupError:
     if "No module named pip" in log:
         return StartupError(f"cannot fetch {requirement}: this Python has no pip", code="FetchFailed")
     errors = [line.removeprefix("ERROR: ") for line in log.splitlines() if line.startswith("ERROR: ")]
-    unreachable = [line for line in log.splitlines() if "Retrying (" in line or "connection" in line.lower()]
-    if unreachable:
+    refusals = [reason for reason in unfetched if not reason.startswith("404 ")]
+    if any(reason.startswith("connection error") for reason in refusals):
         return StartupError(f"cannot fetch {requirement}: the package index cannot be reached", code="FetchFailed")
+    if refusals:
+        return StartupError(f"cannot fetch {requirement}: the package index says {refusals[0]}", code="FetchFailed")
     if any("No matching distribution" in line for line in errors):
         return StartupError(f"the package index has no wheel {requirement} for this Python", code="PackageNotFound")
     reason = re.sub(r"//[^/@\s]+@", "//", (errors or log.splitlines() or ["pip failed"])[-1].strip())

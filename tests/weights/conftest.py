@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -62,7 +63,7 @@ class Models:
         return self.directory(name, files, **{"model.safetensors.index.json": {"weight_map": weight_map}})
 
 
-@pytest.fixture()
+@pytest.fixture
 def models(tmp_path: Path) -> Models:
     return Models(tmp_path / "models")
 
@@ -179,7 +180,7 @@ class Ggufs:
             writer.add_tensor(gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
 
 
-@pytest.fixture()
+@pytest.fixture
 def ggufs(tmp_path: Path) -> Ggufs:
     return Ggufs(tmp_path / "gguf")
 
@@ -217,7 +218,9 @@ class Wheels:
         return path
 
 
-@pytest.fixture()
+@pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")  # the machine's own index has no say
     return Wheels(tmp_path / "wheels")

@@ -66,7 +66,9 @@ def llama() -> LlamaForCausalLM:
 
 def weights_of(model: LlamaForCausalLM) -> Weights:
     tied = model.config.tie_word_embeddings
-    return {name: value.numpy() for name, value in model.state_dict().items() if not (tied and name == "lm_head.weight")}
+    return {
+        name: value.numpy() for name, value in model.state_dict().items() if not (tied and name == "lm_head.weight")
+    }
 
 
 @torch.no_grad()
@@ -104,7 +106,9 @@ def test_biases_are_permuted_with_their_rows(ggufs: Any, llama: LlamaForCausalLM
     assert json.loads((directory / "config.json").read_text())["attention_bias"] is True
 
 
-@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.MXFP4])
+@pytest.mark.parametrize(
+    "kind", [Kind.F16, Kind.BF16, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0, Kind.MXFP4]
+)
 def test_quantised_weights_are_expanded_in_their_place(ggufs: Any, llama: LlamaForCausalLM, kind: Kind) -> None:
     original = weights_of(llama)
     found = tensors_of(convert(ggufs.write(tensors=original, kind=kind)))
@@ -113,7 +117,9 @@ def test_quantised_weights_are_expanded_in_their_place(ggufs: Any, llama: LlamaF
         if values.ndim == 1:
             np.testing.assert_array_equal(found[name], values)
         else:
-            expected = quants.dequantize(quants.quantize(values, kind), kind) if kind != Kind.F16 else np.float16(values)
+            expected = (
+                quants.dequantize(quants.quantize(values, kind), kind) if kind != Kind.F16 else np.float16(values)
+            )
             np.testing.assert_array_equal(found[name], np.asarray(expected, np.float32))
 
 
@@ -241,7 +247,11 @@ def ggufs_tensors() -> Weights:
     [
         (lambda g: g.write(architecture="gemma2"), "UnsupportedArchitecture", "gemma2"),
         (lambda g: g.write(change=lambda w: w.add_expert_count(8)), "UnsupportedFormat", "experts"),
-        (lambda g: g.write(change=lambda w: w.add_tensor("odd", np.zeros(8, np.float32))), "UnsupportedFormat", "'odd'"),
+        (
+            lambda g: g.write(change=lambda w: w.add_tensor("odd", np.zeros(8, np.float32))),
+            "UnsupportedFormat",
+            "'odd'",
+        ),
         (lambda g: g.write(tokenizer=False), "UnsupportedTokenizer", "tokenizer"),
         (lambda g: g.write(pre="unheard-of"), "UnsupportedTokenizer", "unheard-of"),
         (lambda g: g.write(heads=8), "BadHeader", "attn_"),

@@ -103,7 +103,9 @@ def test_a_missing_shard_without_an_index_is_named(models: Any) -> None:
 
 
 def test_a_tensor_in_no_shard_is_named(models: Any) -> None:
-    error = refusal(models.sharded("m", {"one.safetensors": {"a": A}}, {"a": "one.safetensors", "b": "one.safetensors"}))
+    error = refusal(
+        models.sharded("m", {"one.safetensors": {"a": A}}, {"a": "one.safetensors", "b": "one.safetensors"})
+    )
     assert error.code == "MissingTensor"
     assert "'b'" in error.message
     assert "one.safetensors" in error.message
@@ -150,7 +152,8 @@ def test_pickles_beside_safetensors_are_ignored(models: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "index", [b"{", b'{"weight_map": 3}', b'{"weight_map": {"a": 1}}', b"{}", b'{"weight_map": {"a": "../x.safetensors"}}']
+    "index",
+    [b"{", b'{"weight_map": 3}', b'{"weight_map": {"a": 1}}', b"{}", b'{"weight_map": {"a": "../x.safetensors"}}'],
 )
 def test_a_bad_index_is_named(models: Any, index: bytes) -> None:
     directory = models.directory("m", {"one.safetensors": {"a": A}}, **{"model.safetensors.index.json": index})

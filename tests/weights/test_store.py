@@ -200,7 +200,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "f").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize(("number", "code"), [(28, "NoSpace"), (30, "ReadOnlyStore"), (13, "ReadOnlyStore"), (5, "StoreFailed")])
+@pytest.mark.parametrize(
+    ("number", "code"), [(28, "NoSpace"), (30, "ReadOnlyStore"), (13, "ReadOnlyStore"), (5, "StoreFailed")]
+)
 def test_why_a_store_could_not_be_written(number: int, code: str) -> None:
     error = unwritable(OSError(number, os.strerror(number)), "fetching")
     assert error.code == code
@@ -212,7 +214,9 @@ def sink_of(tmp_path: Path) -> StoreSink:
     return StoreSink(Objects(tmp_path), tmp_path / "work")
 
 
-@pytest.mark.parametrize("pieces", [[(0, b"ab"), (2, b"cd")], [(2, b"cd"), (0, b"ab")], [(0, b"xx"), (2, b"cd"), (0, b"ab")]])
+@pytest.mark.parametrize(
+    "pieces", [[(0, b"ab"), (2, b"cd")], [(2, b"cd"), (0, b"ab")], [(0, b"xx"), (2, b"cd"), (0, b"ab")]]
+)
 def test_pieces_may_come_in_any_order(tmp_path: Path, pieces: list[tuple[int, bytes]]) -> None:
     sink, entry = sink_of(tmp_path), FileEntry("f", 4, digest(b"abcd"))
     assert sink.missing(entry) == ((0, 4),)
@@ -224,7 +228,9 @@ def test_pieces_may_come_in_any_order(tmp_path: Path, pieces: list[tuple[int, by
     sink.close()
 
 
-@pytest.mark.parametrize("entry", [FileEntry("f", 5), FileEntry("f", None, digest(b"other")), FileEntry("f", 4, "0" * 64)])
+@pytest.mark.parametrize(
+    "entry", [FileEntry("f", 5), FileEntry("f", None, digest(b"other")), FileEntry("f", 4, "0" * 64)]
+)
 def test_what_is_not_as_promised_is_not_published(tmp_path: Path, entry: FileEntry) -> None:
     sink = sink_of(tmp_path)
     sink.write(entry, 0, b"abcd")
