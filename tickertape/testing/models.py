@@ -4,6 +4,7 @@ tokenizer files aside."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def write_scripted(
     eos_token_id: int = 2,
     **script: Any,
 ) -> ModelSpec:
-    """A model of the scripted backend; its plays and its times (`token_s`, `chunk_s`) as that backend describes."""
+    """A model of the scripted backend; its plays and its times (`token_s`, `chunk_s`) as that backend describes. Its
+    weights are one number, since a model directory without weights is refused."""
     config = {
         "architectures": ["ScriptedForCausalLM"],
         "model_type": "scripted",
@@ -66,7 +68,7 @@ def write_scripted(
         "eos_token_id": eos_token_id,
         "script": {"plays": list(plays), **script},
     }
-    return _write(directory, config, {})
+    return _write(directory, config, {"unused": np.zeros(1, np.float32)})
 
 
 def plain_model(spec: ModelSpec, dtype: str = "float64") -> Callable[[Sequence[int]], NDArray[np.float64]]:
@@ -81,8 +83,9 @@ def plain_model(spec: ModelSpec, dtype: str = "float64") -> Callable[[Sequence[i
 
     def logits(ids: Sequence[int]) -> NDArray[np.float64]:
         with torch.inference_mode():
-            found = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0]
-        return found.double().numpy()  # type: ignore[no-any-return]
+            output = model(input_ids=torch.tensor([list(ids)]), use_cache=False)
+        found: NDArray[np.float64] = output.logits[0].double().numpy()
+        return found
 
     return logits
 
@@ -113,7 +116,7 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.floa
     """Norms near 1; projections that keep the size of what they are given, or a little more."""
     if len(shape) == 1:
         return 1 + 0.2 * rng.standard_normal(shape)
-    return rng.standard_normal(shape) * 1.5 / np.sqrt(shape[1])
+    return rng.standard_normal(shape) * (1.5 / math.sqrt(shape[1]))
 
 
 def _write(directory: Path, config: Mapping[str, Any], tensors: dict[str, NDArray[Any]]) -> ModelSpec:

@@ -27,9 +27,7 @@ def make(spec: ModelSpec, options: BackendOptions) -> "ReferenceRunner":
     """Raises StartupError for an option it cannot follow. The number of threads is BLAS's own affair."""
     dtype = options.dtype if options.dtype != "auto" else "float64" if spec.dtype == "float64" else "float32"
     if dtype not in ("float32", "float64") or options.device != "cpu" or options.quantization != "none":
-        raise StartupError(
-            "the reference backend computes in float32 or float64, on cpu, unquantized", code="BadOption"
-        )
+        raise StartupError("reference computes in float32 or float64, on cpu, unquantized", code="BadOption")
     return ReferenceRunner(spec, np.dtype(dtype))
 
 
@@ -44,27 +42,25 @@ class ReferenceRunner:
     def plan(self, limits: Limits) -> MemoryPlan:
         shape, item = self._shape, self._dtype.itemsize
         token_bytes = 2 * shape.num_kv_heads * shape.head_dim * item
-        self._limits, self._groups = (
-            limits,
-            tuple(
-                CacheGroup(
-                    kind="full" if window is None else "sliding",
-                    window=window,
-                    block_tokens=limits.block_tokens,
-                    block_bytes=self._group_of.count(group) * limits.block_tokens * token_bytes,
-                )
-                for group, window in enumerate(self._windows)
-            ),
+        self._limits = limits
+        self._groups = tuple(
+            CacheGroup(
+                kind="full" if window is None else "sliding",
+                window=window,
+                block_tokens=limits.block_tokens,
+                block_bytes=self._group_of.count(group) * limits.block_tokens * token_bytes,
+            )
+            for group, window in enumerate(self._windows)
         )
         stored = np.dtype("float16" if self._spec.dtype == "bfloat16" else self._spec.dtype)
         copies = 0 if stored == self._dtype else self._spec.weight_bytes * item // stored.itemsize
         states = 8 * shape.hidden + 3 * shape.inner + shape.vocab_size  # per token; a scored prompt wants all logits
-        gathered = token_bytes + 3 * SPAN_TOKENS * shape.num_heads * item  # per key: itself and its scores
+        gathered = token_bytes + 3 * SPAN_TOKENS * shape.num_heads * item  # per key: it and its scores
+        num_gathered = max(GATHER_TOKENS, limits.max_model_len)
         return MemoryPlan(
             weight_bytes=self._spec.weight_bytes,
             private_bytes=copies + limits.max_model_len * shape.head_dim * item,
-            workspace_bytes=limits.max_batch_tokens * states * item
-            + max(GATHER_TOKENS, limits.max_model_len) * gathered,
+            workspace_bytes=limits.max_batch_tokens * states * item + num_gathered * gathered,
             groups=self._groups,
         )
 
@@ -129,9 +125,7 @@ def read_tensor(weights: WeightSet, name: str, expected: tuple[int, ...], dtype:
     except KeyError:
         raise StartupError(f"the model has no tensor {name}", code="MissingTensor") from None
     if tensor.shape != expected or stored not in ("F64", "F32", "F16", "BF16"):
-        raise StartupError(
-            f"{name} is {stored} {tensor.shape}, where config.json asks for {expected}", code="BadTensor"
-        )
+        raise StartupError(f"{name} is {stored} {tensor.shape}, config.json says {expected}", code="BadTensor")
     if stored == "BF16":
         tensor = (tensor.astype(np.uint32) << 16).view(np.float32)
     return tensor.astype(dtype, copy=False)

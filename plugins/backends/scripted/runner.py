@@ -17,7 +17,6 @@ from tickertape.plugins import (
     Batch,
     CacheGroup,
     Limits,
-    Logprobs,
     Masks,
     MemoryPlan,
     ModelSpec,

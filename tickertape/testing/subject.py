@@ -1,0 +1,98 @@
+"""What a conformance suite tests: a runner, and the truth about its model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tickertape.core.backend import load_factory
+from tickertape.plugins import (
+    Backend,
+    BackendOptions,
+    Capabilities,
+    Limits,
+    MemoryPlan,
+    ModelRunner,
+    ModelSpec,
+    WeightSet,
+)
+from tickertape.testing.models import plain_model
+from tickertape.weights.mapping import MappedWeights
+
+__all__ = ["Subject"]
+
+
+def _leave(runner: ModelRunner) -> None:
+    """Without a hook the KV memory is left as it was allocated."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A runner under test.
+
+    `make` gives a fresh runner, nothing called on it yet; `plain` maps token ids [T] to the plain model's logits
+    [T, V]. `near_tie` is how far below the plain model's best logit a greedy token's may lie: 0 in float64, 1e-3 in
+    float32. `tolerance` is what log probabilities may differ by. `poison`, where the author gives it, fills all KV
+    memory of an allocated runner with NaN, so that a read of memory that was never written shows.
+    """
+
+    make: Callable[[], ModelRunner]
+    weights: Callable[[], WeightSet]
+    plain: Callable[[Sequence[int]], NDArray[np.float64]]
+    vocab_size: int
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    near_tie: float = 0.0
+    tolerance: float = 1e-4
+    poison: Callable[[ModelRunner], None] = _leave
+
+    @classmethod
+    def of(
+        cls,
+        backend: Backend,
+        spec: ModelSpec,
+        *,
+        options: BackendOptions | None = None,
+        near_tie: float = 0.0,
+        poison: Callable[[ModelRunner], None] = _leave,
+    ) -> Subject:
+        """The backend on the model in `spec.path`, against transformers' model of the same directory in float64."""
+        reason = backend.supports(spec)
+        assert reason is None, f"{backend.name} does not support {spec.name}: {reason}"
+        factory = load_factory(backend)
+        return cls(
+            make=lambda: factory(spec, options or BackendOptions()),
+            weights=lambda: MappedWeights(Path(spec.path)),
+            plain=plain_model(spec),
+            vocab_size=spec.vocab_size,
+            capabilities=backend.capabilities,
+            near_tie=near_tie,
+            poison=poison,
+        )
+
+    def loaded(self, limits: Limits) -> tuple[ModelRunner, MemoryPlan]:
+        """A runner that has promised and loaded, but not allocated."""
+        runner = self.make()
+        plan = runner.plan(limits)
+        for _ in runner.load(self.weights()):
+            pass
+        return runner, plan
+
+    def check_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Every token of `output` is what the plain model holds likeliest after all before it."""
+        logits = self.plain([*prompt, *output])[len(prompt) - 1 : -1]
+        for i, (token, line) in enumerate(zip(output, logits, strict=True)):
+            best = int(line.argmax())
+            assert line[best] - line[token] <= self.near_tie, (
+                f"output token {i} (position {len(prompt) + i}) is {token}, the plain model's is {best}, "
+                f"{line[best] - line[token]:.3g} above it"
+            )
+
+    def log_softmax(self, ids: Sequence[int]) -> NDArray[np.float64]:
+        """The plain model's log probabilities [T, V]."""
+        logits = self.plain(ids)
+        logits = logits - logits.max(axis=-1, keepdims=True)
+        return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))  # type: ignore[no-any-return]
