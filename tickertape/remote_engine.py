@@ -16,6 +16,7 @@ from tickertape.journal import Journal
 __all__ = ["RemoteEngine", "WorkerLink"]
 
 _NOT_STARTED = Unavailable("The model is loading", code="loading", retry_after_s=1.0)
+_DRAINING = Unavailable("The server is shutting down", code="draining", retry_after_s=1.0)
 _NO_PLAN = MemoryPlan(0, 0, 0, ())
 
 
@@ -38,6 +39,7 @@ class RemoteEngine:
         self._link: WorkerLink | None = None
         self._epoch = -1
         self._refusal: TickertapeError | None = _NOT_STARTED
+        self._draining = False
         self._plan = _NO_PLAN
         self._stats = EngineStats()
         self._idle = asyncio.Event()
@@ -85,6 +87,8 @@ class RemoteEngine:
 
     async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
         """See the port. A reader that falls behind gets what it missed as one delta."""
+        if self._draining:
+            raise _DRAINING
         if self._refusal is not None or self._link is None:
             raise self._refusal or _NOT_STARTED
         entry = self._journal.open(request)
@@ -118,10 +122,8 @@ class RemoteEngine:
     async def stop(self, grace_s: float) -> None:
         """Refuses new requests, waits up to `grace_s` for the open ones, fails the rest. The worker itself is the
         supervisor's to stop."""
-        draining = Unavailable("The server is shutting down", code="draining", retry_after_s=1.0)
-        if self._refusal is None:
-            self._refusal = draining
+        self._draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except TimeoutError:
-            self.give_up(draining)
+            self.give_up(_DRAINING)

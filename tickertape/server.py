@@ -27,7 +27,7 @@ from tickertape.api.tokenizer import TextTokenizer
 from tickertape.boot import WORKER, Boot
 from tickertape.children import Child
 from tickertape.core.backend import Backend, ModelSpec
-from tickertape.core.errors import StartupError, TickertapeError
+from tickertape.core.errors import PluginError, StartupError, TickertapeError
 from tickertape.core.messages import Configure, Fetch, Ready
 from tickertape.core.ports import Engine, EngineStats, Progress
 from tickertape.fetching import fetch_models
@@ -204,7 +204,7 @@ class Front:
     async def _fail(self, hosting: asyncio.Task[None], asked: asyncio.Task[None]) -> int:
         error = hosting.exception()
         assert error is not None
-        self._standing.failed(error.code if isinstance(error, TickertapeError) else "InternalError")
+        self._standing.failed(_reason(error))
         _complain(error)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(asked), self._settings.startup_linger_s)
@@ -236,6 +236,13 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def _reason(error: BaseException) -> str:
+    """What /readyz shows: a StartupError's code is made for it."""
+    if isinstance(error, StartupError):
+        return error.code
+    return "PluginFailed" if isinstance(error, PluginError) else "WorkerFailed"
 
 
 def _complain(error: BaseException) -> None:

@@ -88,13 +88,14 @@ class Supervisor:
         self._backoff = Backoff(clock)
         self._life: _Life | None = None
         self._was_ready = False
+        self._stopping = False
 
     @property
     def name(self) -> str:
         return self._configure.spec.name
 
     async def run(self) -> None:
-        """Until cancelled. Raises StartupError when the first worker says
+        """Until cancelled or stopped. Raises StartupError when the first worker says
         why it cannot start, EngineDead when workers die too often."""
         epoch = 0
         while True:
@@ -109,6 +110,8 @@ class Supervisor:
                 life.link.close()
                 life.child.kill()
                 raise
+            if self._stopping:
+                return
             if not self._was_ready and life.last_word is not None:
                 self.engine.give_up(death)
                 raise death
@@ -118,6 +121,7 @@ class Supervisor:
     async def stop(self, grace_s: float) -> None:
         """Lets open streams finish for `grace_s`, fails the rest, and asks the worker to end."""
         await self.engine.stop(grace_s)
+        self._stopping = True
         life = self._life
         if life is None:
             return
@@ -142,7 +146,7 @@ class Supervisor:
 
     async def _bury(self, life: _Life) -> TickertapeError:
         """Sees to it that the process is gone. Returns what it died of."""
-        if life.ready_at is not None:
+        if life.ready_at is not None and not self._stopping:
             restarting = Unavailable("The engine is being restarted", code="restarting", retry_after_s=1.0)
             self.engine.detach(restarting)
             self._watcher.lost(self.name, restarting)

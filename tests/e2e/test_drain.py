@@ -1,0 +1,96 @@
+"""SIGTERM: no new work, running streams finish within the grace, the rest is told, exit 0 (074, 075)."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tickertape.testing.processes import Server, events, text_of, wait_until
+
+Serve = Callable[..., Server]
+
+
+def begin(lines: Iterator[str]) -> None:
+    """Reads up to the first text."""
+    while not text_of(events([next(lines)])):
+        pass
+
+
+def test_a_running_stream_finishes_and_new_work_is_refused(serve: Serve) -> None:
+    server = serve("--grace-s", "20").until_ready()
+    with httpx.Client(base_url=server.url, timeout=30) as other, server.stream("slow", max_tokens=400) as response:
+        lines = response.iter_lines()
+        begin(lines)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: other.get("/readyz").status_code == 503, 1.0)
+        assert other.get("/readyz").json()["reason"] == "Draining"
+        assert other.get("/livez").status_code == 200
+        refused = other.post("/v1/completions", json={"model": "tiny", "prompt": "Q"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert "retry-after" in refused.headers
+        found = events(lines)
+    assert text_of(found).endswith("0123456789")
+    assert found[-1] == "[DONE]"
+    assert server.wait(5) == 0
+
+
+def test_a_stream_that_outlasts_the_grace_ends_in_an_error_event(serve: Serve) -> None:
+    server = serve("--grace-s", "0.5").until_ready()
+    with server.stream("endless", max_tokens=2000) as response:
+        lines = response.iter_lines()
+        begin(lines)
+        server.process.send_signal(signal.SIGTERM)
+        told = time.monotonic()
+        found = events(lines)
+    assert found[-1]["error"]["code"] == "draining"
+    assert "[DONE]" not in found
+    assert server.wait(5) == 0
+    assert time.monotonic() - told < 0.5 + 2.0
+
+
+def test_a_waiting_request_that_outlasts_the_grace_is_refused(serve: Serve) -> None:
+    server = serve("--grace-s", "0.5", "--max-num-seqs", "1").until_ready()
+    with server.stream("endless", max_tokens=2000) as response:
+        begin(response.iter_lines())
+        body = {"model": "tiny", "prompt": "Q"}
+        with httpx.Client(base_url=server.url, timeout=30) as other:
+            server.process.send_signal(signal.SIGTERM)
+            answer = other.post("/v1/completions", json=body)
+    assert answer.status_code == 503
+    assert server.wait(5) == 0
+
+
+def test_an_idle_server_stops_at_once(serve: Serve) -> None:
+    server = serve("--grace-s", "30").until_ready()
+    started = time.monotonic()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait(10) == 0
+    assert time.monotonic() - started < 3.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(serve: Serve, number: signal.Signals) -> None:
+    server = serve("--grace-s", "30").until_ready()
+    with pytest.raises(httpx.HTTPError), server.stream("endless", max_tokens=2000) as response:  # noqa: PT012
+        lines = response.iter_lines()
+        begin(lines)
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: httpx.get(f"{server.url}/readyz").status_code == 503, 2.0)
+        server.process.send_signal(number)
+        for _ in lines:
+            pass
+    assert server.wait(2) == 128 + number
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.2, 0.5])
+def test_a_signal_while_it_starts_ends_it_at_once(serve: Serve, after_s: float) -> None:
+    server = serve("--grace-s", "30")
+    time.sleep(after_s)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.wait(5) == 0
+    assert "Traceback" not in server.stderr()
