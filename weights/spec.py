@@ -65,9 +65,9 @@ def read_spec(directory: Path, name: str) -> ModelSpec:
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
-        for gguf in sorted(directory.glob("*.gguf")):
+        if ggufs := sorted(directory.glob("*.gguf")):
             raise StartupError(
-                f"{gguf.name}: not converted; name this file, not its directory", code="UnsupportedFormat"
+                f"{ggufs[0].name}: not converted; name this file, not its directory", code="UnsupportedFormat"
             )
         raise StartupError(f"{directory.name or directory}: no config.json, so not a model directory", code="NotAModel")
     try:

@@ -1,4 +1,4 @@
-"""Builders of tiny model files. They write the formats from scratch, so that a fault in the code under test cannot hide."""
+"""Builders of tiny model files. They write the formats by other means than the code under test reads them."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Wheels:
         path = self.root / f"{stem}-py3-none-any.whl"
         meta = {
             f"{stem}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n".encode(),
-            f"{stem}.dist-info/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            f"{stem}.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         }
         lines = []
         for name, content in {**files, **meta, **(recorded or {})}.items():

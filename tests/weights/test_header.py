@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -36,7 +37,11 @@ def refusal(path: Path) -> StartupError:
 
 
 def test_reads_what_the_library_writes(tmp_path: Path) -> None:
-    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros((0, 4), np.float16), "c": np.array(7)}
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "b": np.zeros((0, 4), np.float16),
+        "c": np.array(7),
+    }
     save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
     header = read_header(tmp_path / "m.safetensors")
     assert {name: (info.dtype, info.shape) for name, info in header.tensors.items()} == {

@@ -68,9 +68,8 @@ def test_many_threads_open_the_same_tensors(models: Any) -> None:
     wrong: list[str] = []
 
     def read() -> None:
-        for _ in range(200):
-            if not (np.array_equal(weights.open("a"), A) and np.array_equal(weights.open("b"), B)):
-                wrong.append("differs")
+        same = [np.array_equal(weights.open("a"), A) and np.array_equal(weights.open("b"), B) for _ in range(200)]
+        wrong.extend("differs" for equal in same if not equal)
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:

@@ -65,8 +65,8 @@ def test_resolving_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "uri",
-    ["wheel://", "wheel://pkg", "wheel://pkg/", "wheel:///a", "wheel://-r/a", "wheel://--index-url=x/a", "wheel://a b/c",
-     "wheel://pkg==/a", "wheel://pkg== 1/a", "wheel://pkg@http://x/a", "wheel://pkg==1/dir/"],
+    ["wheel://", "wheel://pkg", "wheel://pkg/", "wheel:///a", "wheel://-r/a", "wheel://--index-url=x/a",
+     "wheel://a b/c", "wheel://pkg==/a", "wheel://pkg== 1/a", "wheel://pkg@http://x/a", "wheel://pkg==1/dir/"],
 )  # fmt: skip
 def test_what_is_no_wheel_uri_never_reaches_pip(uri: str) -> None:
     with pytest.raises(StartupError) as caught:
