@@ -54,6 +54,7 @@ class Edge:
             started=self._clock(),
         )
         exchange.attach(scope)
+        scope["app"] = self  # Starlette's router raises for an app, and answers in plain text without one
         quiet = exchange.path in QUIET_PATHS
         marked = _mark(exchange, send)
         try:

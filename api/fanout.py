@@ -37,6 +37,9 @@ class Fanout:
         if self._tasks:
             self._tasks[index].cancel()
 
+    def is_stopped(self, index: int) -> bool:
+        return index in self._stopped
+
     async def batches(self) -> AsyncGenerator[list[Delta], None]:
         if len(self._requests) == 1:
             # By far the most common, and half the cost without a task in between.

@@ -98,6 +98,8 @@ class Generation:
                     num_tokens = 0
                     for n, delta in batch:
                         choice = candidates[n]
+                        if fanout.is_stopped(n):  # by a stop string, while more was on its way
+                            continue
                         before = choice.text.num_tokens
                         choice.push(delta, self.model, events)
                         num_tokens += choice.text.num_tokens - before

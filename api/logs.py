@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from tickertape.api.exchange import Exchange
 
-__all__ = ["JsonFormatter", "configure_logs", "log_access"]
+__all__ = ["JsonFormatter", "log_access"]
 
 _access = logging.getLogger("tickertape.access")
 _FIELDS: Final = "fields"
@@ -29,13 +29,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
-
-
-def configure_logs(stream: TextIO, level: str) -> None:
-    """Sends every logger's lines to `stream` as JSON. Called once, by whoever owns the process."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonFormatter())
-    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
 
 
 def log_access(exchange: Exchange, duration_s: float, *, quiet: bool) -> None:

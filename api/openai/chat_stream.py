@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from tickertape.api.events import Echo, Event, Piece, PromptScored, Usage
 from tickertape.api.generation import Generation
@@ -35,7 +36,7 @@ class ChatStream:
 
     def begin(self) -> bytes:
         """A role chunk per choice."""
-        usage = self._generation.usage
+        usage = replace(self._generation.usage, completion_tokens=0)
         if self._return_token_ids:
             self._extra = b',"prompt_token_ids":' + _encode(list(self._generation.prompts[0].tokens))
         return b"".join(self._chunk(n, _ROLE, usage=usage) for n in range(self._generation.num_choices))

@@ -30,7 +30,7 @@ from tickertape.plugins import Batch, Capabilities, ModelSpec
 from tickertape.plugins.backends.scripted.runner import ScriptedRunner
 from tickertape.plugins.backends.scripted.script import Script
 from tickertape.testing import templates
-from tickertape.testing.asgi import Answer, AsgiClient
+from tickertape.testing.asgi import Answer, AsgiClient, Connection
 from tickertape.testing.checks import check_idle
 from tickertape.testing.tokenizers import write_byte_level, write_sentencepiece
 
@@ -63,12 +63,22 @@ class Front:
     metrics: Metrics
     tokenizer: TextTokenizer
     batches: list[Batch]
+    headers: Mapping[str, str]
 
     async def chat(self, content: Any = "plain", **fields: Any) -> Answer:
-        return await self.client.post("/v1/chat/completions", self.chat_body(content, **fields))
+        body = self.chat_body(content, **fields)
+        return await self.client.post("/v1/chat/completions", body, headers=self.headers)
 
     async def complete(self, prompt: Any = "plain", **fields: Any) -> Answer:
-        return await self.client.post("/v1/completions", {"model": _NAME, "prompt": prompt, **fields})
+        body = {"model": _NAME, "prompt": prompt, **fields}
+        return await self.client.post("/v1/completions", body, headers=self.headers)
+
+    @asynccontextmanager
+    async def streaming(self, content: Any = "plain", **fields: Any) -> AsyncIterator[Connection]:
+        """A chat stream under way."""
+        body = self.chat_body(content, stream=True, **fields)
+        async with self.client.open("POST", "/v1/chat/completions", body, headers=self.headers) as connection:
+            yield connection
 
     def chat_body(self, content: Any = "plain", **fields: Any) -> dict[str, Any]:
         messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
@@ -90,8 +100,9 @@ class Front:
     async def check(self) -> None:
         """The end of every test: idle, nothing leaked, and a plain request gives the known text."""
         await self.idle()
-        answer = await self.chat(max_tokens=40)
-        assert answer.json()["choices"][0]["message"]["content"] == PLAIN_TEXT
+        answer = await self.complete(max_tokens=40)
+        assert answer.status == 200, answer.body
+        assert answer.json()["choices"][0]["text"].lstrip() == PLAIN_TEXT
         await self.idle()
 
 
@@ -158,11 +169,26 @@ async def front(
     models.add(model)
     readiness.set_state("ready")
     metrics = Metrics(lambda: {each.name: each.engine.stats() for each in models.list()})
-    renders = RenderPool()
+    renders = RenderPool(max_waiting=4096)  # what waits is for the admission to bound
     service = Service(models, Admission(admission), readiness, metrics, time.monotonic, PromptEncoder(renders), limits)
+    headers = {"content-type": "application/json"}
+    if options is not None and options.api_keys:
+        headers["authorization"] = f"Bearer {options.api_keys[0]}"
     app = build_app(service, models, readiness, metrics, options=options)
     try:
-        yield Front(app, AsgiClient(app), service, models, model, engine, readiness, metrics, tokenizer, batches)
+        yield Front(
+            app=app,
+            client=AsgiClient(app),
+            service=service,
+            models=models,
+            model=model,
+            engine=engine,
+            readiness=readiness,
+            metrics=metrics,
+            tokenizer=tokenizer,
+            batches=batches,
+            headers=headers,
+        )
     finally:
         await engine.stop(0.0)
         renders.close()

@@ -1,0 +1,203 @@
+"""The bytes of streams and answers, key by key and in order."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tickertape.testing.asgi import Answer
+from tickertape.testing.front import Front, spoken
+
+Make = Callable[..., Awaitable[Front]]
+
+
+def normal(answer: Answer) -> str:
+    """The body with its id and its time, which must be the same throughout, as ID and 0."""
+    assert answer.status == 200, answer.body
+    text = answer.body.decode()
+    ids = set(re.findall(r'"id":"((?:chatcmpl|cmpl)-[0-9a-f]{32})"', text))
+    times = set(re.findall(r'"created":(\d{10})', text))
+    assert len(ids) == len(times) == 1
+    return text.replace(ids.pop(), "ID").replace(times.pop(), "0")
+
+
+CHAT = '{"id":"ID","object":"chat.completion.chunk","created":0,"model":"scripted","system_fingerprint":"fp_scripted",'
+TEXT = '{"id":"ID","object":"text_completion","created":0,"model":"scripted","system_fingerprint":"fp_scripted",'
+ROLE = (
+    '"choices":[{"index":%d,"delta":{"role":"assistant","content":"","refusal":null},'
+    '"logprobs":null,"finish_reason":null}]'
+)
+PIECE = '"choices":[{"index":%d,"delta":{"content":%s},"logprobs":null,"finish_reason":null}]'
+FINISH = '"choices":[{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s","stop_reason":%s}]'
+
+
+def usage(prompt: int, completion: int, cached: int = 0) -> str:
+    return (
+        f'"usage":{{"prompt_tokens":{prompt},"completion_tokens":{completion},"total_tokens":{prompt + completion},'
+        f'"prompt_tokens_details":{{"cached_tokens":{cached}}},'
+        '"completion_tokens_details":{"reasoning_tokens":0}}'
+    )
+
+
+def stream(head: str, *rest: str) -> str:
+    return "".join(f"data: {head}{each}}}\n\n" for each in rest) + "data: [DONE]\n\n"
+
+
+@pytest.fixture
+async def hi(make_front: Make) -> Front:
+    return await make_front({"when": spoken("hi"), "tokens": spoken('h"\né')})
+
+
+async def test_a_chat_stream(hi: Front) -> None:
+    expected = stream(
+        CHAT, ROLE % 0, PIECE % (0, '"h"'), PIECE % (0, '"\\""'), PIECE % (0, '"\\n"'), PIECE % (0, '"é"'),
+        FINISH % (0, "stop", "null"),
+    )  # fmt: skip
+    assert normal(await hi.chat("hi", stream=True)) == expected
+
+
+async def test_a_chat_stream_with_usage(hi: Front) -> None:
+    null = ',"usage":null'
+    expected = stream(
+        CHAT, ROLE % 0 + null, PIECE % (0, '"h"') + null, FINISH % (0, "length", "null") + null,
+        '"choices":[],' + usage(21, 1),
+    )  # fmt: skip
+    options = {"include_usage": True}
+    assert normal(await hi.chat("hi", stream=True, max_tokens=1, stream_options=options)) == expected
+
+
+async def test_a_chat_stream_with_the_usage_so_far(hi: Front) -> None:
+    expected = stream(
+        CHAT, f"{ROLE % 0},{usage(21, 0)}", f"{PIECE % (0, chr(34) + 'h' + chr(34))},{usage(21, 1)}",
+        f"{FINISH % (0, 'length', 'null')},{usage(21, 1)}",
+    )  # fmt: skip
+    options = {"continuous_usage_stats": True}
+    assert normal(await hi.chat("hi", stream=True, max_tokens=1, stream_options=options)) == expected
+
+
+async def test_a_chat_stream_with_a_stop_string(hi: Front) -> None:
+    expected = stream(CHAT, ROLE % 0, PIECE % (0, '"h"'), FINISH % (0, "stop", '"\\"\\n"'))
+    assert normal(await hi.chat("hi", stream=True, stop='"\n')) == expected
+
+
+async def test_obfuscation_hides_the_length_of_the_text(hi: Front) -> None:
+    answer = await hi.chat("hi", stream=True, stream_options={"include_obfuscation": True, "include_usage": True})
+    chunks = answer.chunks
+    assert list(chunks[1])[-2:] == ["usage", "obfuscation"]
+    sizes = [
+        len(json.dumps(chunk["choices"][0]["delta"]["content"], ensure_ascii=False).encode())
+        + len(chunk["obfuscation"])
+        for chunk in chunks[1:-2]
+    ]
+    assert set(sizes) == {32}
+    assert "obfuscation" not in (await hi.chat("hi", stream=True)).body.decode()
+
+
+async def test_one_role_chunk_per_choice(hi: Front) -> None:
+    text = normal(await hi.chat("hi", stream=True, n=2, max_tokens=1))
+    events = [event.removeprefix("data: ") for event in text.split("\n\n")]
+    assert events[0] == CHAT + ROLE % 0 + "}"
+    assert events[1] == CHAT + ROLE % 1 + "}"
+    assert len(events) == 2 + 2 + 2 + 1 + 1
+
+
+async def test_logprobs_of_a_chat_stream(hi: Front) -> None:
+    answer = await hi.chat("hi", stream=True, logprobs=True, top_logprobs=1, max_tokens=1)
+    [choice] = answer.chunks[1]["choices"]
+    [entry] = choice["logprobs"]["content"]
+    assert list(choice["logprobs"]) == ["content", "refusal"]
+    assert list(entry) == ["token", "logprob", "bytes", "top_logprobs"]
+    assert (entry["token"], entry["bytes"]) == ("h", [104])
+    assert entry["top_logprobs"] == [{key: entry[key] for key in ("token", "logprob", "bytes")}]
+
+
+async def test_a_whole_chat(hi: Front) -> None:
+    assert normal(await hi.chat("hi")) == (
+        '{"id":"ID","object":"chat.completion","created":0,"model":"scripted","choices":[{"index":0,"message":'
+        '{"role":"assistant","content":"h\\"\\né","refusal":null},"logprobs":null,"finish_reason":"stop",'
+        '"stop_reason":null}],' + usage(21, 6) + ',"system_fingerprint":"fp_scripted"}'
+    )
+
+
+async def test_a_completion_stream(hi: Front) -> None:
+    piece = '"choices":[{"text":%s,"index":0,"logprobs":null,"finish_reason":null}]'
+    finish = '"choices":[{"text":"","index":0,"logprobs":null,"finish_reason":"length","stop_reason":null}]'
+    expected = stream(TEXT, piece % '"h"', piece % '"\\""', finish)
+    assert normal(await hi.complete("hi", stream=True, max_tokens=2)) == expected
+
+
+async def test_a_whole_completion(hi: Front) -> None:
+    assert normal(await hi.complete("hi", max_tokens=2)) == (
+        '{"id":"ID","object":"text_completion","created":0,"model":"scripted","choices":[{"text":"h\\"","index":0,'
+        '"logprobs":null,"finish_reason":"length","stop_reason":null}],'
+        + usage(2, 2) + ',"system_fingerprint":"fp_scripted"}'
+    )  # fmt: skip
+
+
+async def test_legacy_logprobs(hi: Front) -> None:
+    [choice] = (await hi.complete("hi", max_tokens=2, logprobs=2)).json()["choices"]
+    logprobs = choice["logprobs"]
+    assert list(logprobs) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
+    assert logprobs["tokens"] == ["h", '"']
+    assert logprobs["text_offset"] == [0, 1]
+    assert [len(top) for top in logprobs["top_logprobs"]] == [2, 2]
+    for token, value, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        assert top[token] == value == max(top.values())
+
+
+async def test_token_ids_and_prompt_logprobs(hi: Front) -> None:
+    fields = {"return_token_ids": True, "prompt_logprobs": 1, "max_tokens": 2}
+    body = (await hi.complete("hi", **fields)).json()["choices"][0]
+    assert body["token_ids"] == [104, 34]
+    assert body["prompt_token_ids"] == [104, 105]
+    first, second = body["prompt_logprobs"]
+    assert first is None
+    assert second["105"]["decoded_token"] == "i"
+    assert list(second["105"]) == ["logprob", "rank", "decoded_token"]
+    chunks = (await hi.complete("hi", stream=True, **fields)).chunks
+    carried = [chunk["choices"][0] for chunk in chunks]
+    assert [choice.get("prompt_logprobs") for choice in carried] == [[first, second], None, None]
+    assert [choice.get("prompt_token_ids") for choice in carried] == [[104, 105], None, None]
+    assert [choice["token_ids"] for choice in carried] == [[104], [34], []]
+    chat = (await hi.chat("hi", **fields)).json()
+    assert chat["choices"][0]["token_ids"] == [104, 34]
+    assert len(chat["prompt_logprobs"]) == len(chat["prompt_token_ids"]) == 21
+    chat_chunks = (await hi.chat("hi", stream=True, **fields)).chunks
+    assert chat_chunks[0]["prompt_token_ids"] == chat["prompt_token_ids"]
+    assert chat_chunks[1]["prompt_logprobs"] == chat["prompt_logprobs"]
+
+
+async def test_prompt_lists_number_their_choices_by_prompt(make_front: Make) -> None:
+    front = await make_front(
+        {"when": spoken("one"), "tokens": spoken("1")},
+        {"when": spoken("two"), "tokens": spoken("2")},
+    )
+    whole = (await front.complete(["one", "two"], n=2)).json()
+    assert [(choice["index"], choice["text"]) for choice in whole["choices"]] == [
+        (0, "1"),
+        (1, "1"),
+        (2, "2"),
+        (3, "2"),
+    ]
+    assert whole["usage"]["prompt_tokens"] == 6
+    assert whole["usage"]["completion_tokens"] == 8
+    ids = (await front.complete([spoken("one"), spoken("two")], echo=True)).json()
+    assert [choice["text"] for choice in ids["choices"]] == ["one1", "two2"]
+
+
+async def test_the_model_list(hi: Front) -> None:
+    one = '{"id":"scripted","object":"model","created":1700000000,"owned_by":"tickertape","max_model_len":512}'
+    assert (await hi.client.get("/v1/models")).body.decode() == '{"object":"list","data":[' + one + "]}"
+    assert (await hi.client.get("/v1/models/scripted")).body.decode() == one
+
+
+async def test_headers_of_a_stream(hi: Front) -> None:
+    headers = (await hi.chat("hi", stream=True)).headers
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["cache-control"] == "no-cache"
+    assert headers["x-accel-buffering"] == "no"
+    assert "content-length" not in headers
+    assert "content-encoding" not in headers

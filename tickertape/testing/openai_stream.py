@@ -1,0 +1,83 @@
+"""Reads what an OpenAI stream said, and holds it to the rules that every stream keeps."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import Any
+
+from tickertape.testing.asgi import Answer
+
+__all__ = ["Told", "told"]
+
+
+class Told:
+    """One choice of a stream or of a whole answer."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.pieces: list[str] = []  # the text of each chunk that had some
+        self.finish: str | None = None
+        self.stop_reason: Any = None
+        self.tokens: list[int] = []
+        self.logprobs: list[Any] = []  # of each chunk that had some
+
+
+def told(answer: Answer) -> dict[int, Told]:
+    """What an answer said, by choice. Of a stream it asserts: one id, created, model and object; [DONE] once and last;
+    per choice one role chunk at the start (chat), no text after the finish, one finish, no empty text in between."""
+    assert answer.status == 200, answer.body
+    if answer.headers["content-type"].startswith("application/json"):
+        return _whole(answer.json())
+    events = answer.events
+    assert events[-1] == "[DONE]"
+    assert events.count("[DONE]") == 1
+    chunks = answer.chunks
+    for key in ("id", "created", "model", "object", "system_fingerprint"):
+        assert len({json.dumps(chunk[key]) for chunk in chunks}) == 1
+    choices: defaultdict[int, Told] = defaultdict(Told)
+    roles: defaultdict[int, int] = defaultdict(int)
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            _take(choice, choices[choice["index"]], roles)
+    is_chat = chunks[0]["object"] == "chat.completion.chunk"
+    assert all(roles[index] == int(is_chat) for index in choices)
+    assert all(choice.finish is not None for choice in choices.values())
+    return dict(choices)
+
+
+def _take(choice: dict[str, Any], told: Told, roles: dict[int, int]) -> None:
+    assert {"index", "logprobs", "finish_reason"} <= set(choice)
+    assert told.finish is None, "a choice goes on after its finish"
+    delta = choice.get("delta", choice)
+    text = delta.get("content", delta.get("text"))
+    if "role" in delta:
+        assert delta == {"role": "assistant", "content": "", "refusal": None}
+        assert not told.pieces
+        roles[choice["index"]] += 1
+    elif choice["finish_reason"] is None:
+        assert text, "a chunk without text"
+        told.pieces.append(text)
+        told.text += text
+    else:
+        assert choice["finish_reason"] in ("stop", "length")
+        assert not text
+        assert "delta" not in choice or delta == {}
+        told.finish = choice["finish_reason"]
+        told.stop_reason = choice["stop_reason"]
+    told.tokens += choice.get("token_ids") or []
+    if choice["logprobs"] is not None:
+        told.logprobs.append(choice["logprobs"])
+
+
+def _whole(body: dict[str, Any]) -> dict[int, Told]:
+    choices = {}
+    for choice in body["choices"]:
+        made = choices[choice["index"]] = Told()
+        made.text = choice["message"]["content"] if "message" in choice else choice["text"]
+        made.finish = choice["finish_reason"]
+        made.stop_reason = choice["stop_reason"]
+        made.tokens = choice.get("token_ids") or []
+        if choice["logprobs"] is not None:
+            made.logprobs.append(choice["logprobs"])
+    return choices
