@@ -29,7 +29,7 @@ class _Rules(Struct):
         found = [
             last
             for before, last in self.sequences
-            if len(before) <= num_known and self.history[num_known - len(before) : num_known] == before
+            if self.history[max(0, num_known - len(before)) : num_known] == before
         ]
         if num_known - self.num_prompt_tokens < self.min_tokens:
             found.extend(self.stop_tokens)

@@ -253,6 +253,16 @@ def test_a_broken_position_of_a_prompt_fails_its_row_alone(xp: Any) -> None:
     check_line(out, 2, LOGITS[0], 9, 1)
 
 
+def test_a_row_that_fails_at_its_last_position_has_no_lines(xp: Any) -> None:
+    made = sampler(xp, opened(0, (4, 9, 2), prompt_logprobs=1), opened(1, (4, 9, 2), prompt_logprobs=1))
+    logits = np.concatenate([LOGITS[:3]] * 2)
+    logits[2] = -math.inf
+    out = run(xp, made, [Row(slot, (4, 9, 2), 0, 3) for slot in (0, 1)], logits)
+    assert list(out.errors) == [0]
+    assert out.logprobs is not None
+    assert out.logprobs.counts == [0, 2]
+
+
 def test_a_long_prompt_is_scored_in_portions(xp: Any) -> None:
     vocab_size, num_tokens = 9000, 40
     prompt = np.random.default_rng(0).integers(0, vocab_size, num_tokens).tolist()
