@@ -83,7 +83,7 @@ class Store:
         except (OSError, msgspec.DecodeError):
             return None
         snapshot = Snapshot(self.root / "snapshots" / derived.snapshot, files)
-        return snapshot if files and all(self._whole(snapshot, entry) for entry in files) else None
+        return snapshot if files and self._is_whole(snapshot) else None
 
     @contextmanager
     def lock(self, recipe: Recipe, waiting: Callable[[float], None] = lambda _: None) -> Iterator[None]:
@@ -120,18 +120,23 @@ class Store:
         )
         listing = msgspec.json.encode(entries)
         name = hashlib.sha256(listing).hexdigest()
-        snapshots = self.root / "snapshots"
-        with self.workspace(recipe) as work:
-            for entry in entries:
-                self._link(entry, work / "new" / entry.path, snapshots / name / entry.path)
-            fsync_directory(work / "new")
-            write_atomically(snapshots / f"{name}.json", listing)
-            if (snapshots / name).exists():  # a damaged one: it was not found, or we would not be here
-                (snapshots / name).rename(work / "old")
-            (work / "new").rename(snapshots / name)
-            fsync_directory(snapshots)
+        snapshot = Snapshot(self.root / "snapshots" / name, entries)
+        write_atomically(snapshot.path.with_name(f"{name}.json"), listing)
+        if not self._is_whole(snapshot):  # else another recipe made the same: somebody may be reading it
+            self._place(snapshot, recipe)
         write_atomically(self._derived(recipe), msgspec.json.encode(_Derived(recipe, name)))
-        return Snapshot(snapshots / name, entries)
+        return snapshot
+
+    def _place(self, snapshot: Snapshot, recipe: Recipe) -> None:
+        """Puts the directory of links where it belongs; a damaged one steps aside."""
+        with self.workspace(recipe) as work:
+            for entry in snapshot.files:
+                self._link(entry, work / "new" / entry.path, snapshot.path / entry.path)
+            fsync_directory(work / "new")
+            if snapshot.path.exists():
+                snapshot.path.rename(work / "old")
+            (work / "new").rename(snapshot.path)
+            fsync_directory(snapshot.path.parent)
 
     def _derived(self, recipe: Recipe) -> Path:
         return self.root / "derived" / f"{recipe.digest}.json"
@@ -150,7 +155,10 @@ class Store:
         shutil.copyfile(target, link)
         link.chmod(0o444)
 
-    def _whole(self, snapshot: Snapshot, entry: FileEntry) -> bool:
+    def _is_whole(self, snapshot: Snapshot) -> bool:
+        return all(self._holds(snapshot, entry) for entry in snapshot.files)
+
+    def _holds(self, snapshot: Snapshot, entry: FileEntry) -> bool:
         if entry.sha256 is None or not self.objects.intact(entry.sha256):
             return False
         try:

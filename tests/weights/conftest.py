@@ -124,9 +124,10 @@ class Ggufs:
         kv_heads: int = 2,
         change: Callable[[gguf.GGUFWriter], None] = lambda _: None,
         tokenizer: bool = True,
+        tokens: int | None = None,
         pre: str = "smollm",
     ) -> Path:
-        """`change` may add metadata of its own before the file is written."""
+        """As many tokens as embeddings unless `tokens` says otherwise; `change` may add to the file."""
         tensors = llama_tensors() if tensors is None else tensors
         vocab, hidden = tensors["model.embed_tokens.weight"].shape
         self.root.mkdir(parents=True, exist_ok=True)
@@ -140,10 +141,10 @@ class Ggufs:
         writer.add_rope_freq_base(10000.0)
         writer.add_layer_norm_rms_eps(1e-5)
         if tokenizer:
-            tokens, kinds, merges = byte_level_vocabulary(vocab)
+            texts, kinds, merges = byte_level_vocabulary(tokens or vocab)
             writer.add_tokenizer_model("gpt2")
             writer.add_tokenizer_pre(pre)
-            writer.add_token_list(tokens)
+            writer.add_token_list(texts)
             writer.add_token_types(kinds)
             writer.add_token_merges(merges)
             writer.add_bos_token_id(1)

@@ -230,6 +230,10 @@ def without(name: str) -> Callable[[Any], Path]:
     return write
 
 
+def llama_of(vocab: int) -> Weights:
+    return ggufs_tensors() | {"model.embed_tokens.weight": np.zeros((vocab, 64), np.float32)}
+
+
 def ggufs_tensors() -> Weights:
     random = np.random.default_rng(0)
     shapes = {
@@ -252,6 +256,7 @@ def ggufs_tensors() -> Weights:
             "UnsupportedFormat",
             "'odd'",
         ),
+        (lambda g: g.write(tensors=llama_of(vocab=200), tokens=300), "BadHeader", "more tokens"),
         (lambda g: g.write(tokenizer=False), "UnsupportedTokenizer", "tokenizer"),
         (lambda g: g.write(pre="unheard-of"), "UnsupportedTokenizer", "unheard-of"),
         (lambda g: g.write(heads=8), "BadHeader", "attn_"),

@@ -95,6 +95,14 @@ def test_equal_files_are_one_object(tmp_path: Path) -> None:
     assert store.objects.path(digest(b"same")).stat().st_ino == first.st_ino  # an intact object is never replaced
 
 
+def test_a_snapshot_that_two_recipes_give_is_left_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = fill(store, {"a": b"same"})
+    inode = first.path.stat().st_ino
+    assert fill(store, {"a": b"same"}, Recipe("other", {})) == first
+    assert first.path.stat().st_ino == inode  # somebody may be opening its files
+
+
 def test_recipes_are_told_apart_and_order_does_not_count() -> None:
     assert RECIPE.digest == Recipe("test", {"and": "that", "of": "what"}).digest
     assert len({RECIPE.digest, Recipe("test", {"of": "what"}).digest, Recipe("x", RECIPE.inputs).digest}) == 3

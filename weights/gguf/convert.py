@@ -75,6 +75,8 @@ def _names(file: GgufFile, config: dict[str, Any]) -> dict[str, str]:
             raise StartupError(f"{file.name}: {name!r} has the type {tensor.kind.name}", code="UnsupportedFormat")
         names[name] = renamed
     _check_shapes(file, config)
+    if len(file.metadata.get("tokenizer.ggml.tokens", ())) > config["vocab_size"]:
+        raise StartupError(f"{file.name}: more tokens than the {config['vocab_size']} embeddings", code="BadHeader")
     return names
 
 
