@@ -51,7 +51,8 @@ def score_step(
     if not (params.uses[lines.slot] & (LOGPROBS | PROMPT_ONLY)).any():
         return None, {}
     num_top, targets = _wanted(lines, accepted, params)
-    num_top[np.isin(lines.slot, list(accepted.errors))] = -1
+    if accepted.errors:
+        num_top[np.isin(lines.slot, list(accepted.errors))] = -1
     at = np.flatnonzero(num_top >= 0)
     if not len(at):
         return None, {}
@@ -63,7 +64,9 @@ def score_step(
     ids, values, ranks = (xp.concat(column, axis=0) for column in zip(*parts, strict=True))
 
     broken = np.array(xp.isnan(values[:, 0]).tolist())
-    failed = np.isin(lines.row[at], lines.row[at[broken]])
+    row_failed = np.zeros(len(lines.first), dtype=bool)
+    row_failed[lines.row[at[broken]]] = True
+    failed = row_failed[lines.row[at]]
     if failed.any():
         kept = xp.asarray(np.flatnonzero(~failed), device=device)
         ids, values, ranks = (xp.take(column, kept, axis=0) for column in (ids, values, ranks))

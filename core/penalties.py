@@ -36,7 +36,7 @@ class Penalties:
         history = np.frombuffer(opened.history, dtype="<u4").astype(np.int64)
         prompt, output = history[: opened.num_prompt_tokens], history[opened.num_prompt_tokens :]
         counts = np.bincount(output[output < self._vocab_size], minlength=self._vocab_size).astype(np.int32)
-        counts[np.unique(prompt[prompt < self._vocab_size])] += _IN_PROMPT
+        counts[prompt[prompt < self._vocab_size]] += _IN_PROMPT  # indexed: once, however often an id stands there
         self._counts.put(opened.slot, counts)
         sampling = opened.sampling
         self._strengths[opened.slot] = (
