@@ -1,6 +1,6 @@
 """The Llama itself: its shape, and one pass over the flattened tokens of a step."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,25 +53,18 @@ class Llama(NamedTuple):
     norm: Array
     head: Array  # [vocab, hidden]
 
-    def hidden(
-        self,
-        ids: Array,
-        turns: Array,
-        caches: Sequence[Array],
-        places: Sequence[Array],
-        views: Sequence[Sequence[View]],
-    ) -> Array:
-        """The final states of the step's tokens, [tokens, hidden]. `turns` are their lines of the rope table. Keys and
-        values are stored at `places`; caches, places and views are given per layer."""
+    def hidden(self, ids: Array, turns: Array, memory: Iterable[tuple[Array, Array, Sequence[View]]]) -> Array:
+        """The final states of the step's tokens, [tokens, hidden]. `turns` are their lines of the rope table, `memory`
+        has for each layer its cache, the places where the tokens' keys and values go, and the views to read."""
         shape, turns, x = self.shape, turns[:, :, None], self.embedding[ids]
-        for layer, cache, place, view in zip(self.layers, caches, places, views, strict=True):
+        for layer, (cache, places, views) in zip(self.layers, memory, strict=True):
             normed = rms_norm(x, layer["input_layernorm"], shape.eps)
             q, k, v = (
                 linear(normed, layer[f"self_attn.{name}_proj"]).reshape(len(ids), -1, shape.head_dim) for name in "qkv"
             )
-            cache[place, 0] = rotate(k, turns)
-            cache[place, 1] = v
-            x = x + linear(attend(rotate(q, turns), cache, view), layer["self_attn.o_proj"])
+            cache[places, 0] = rotate(k, turns)
+            cache[places, 1] = v
+            x = x + linear(attend(rotate(q, turns), cache, views), layer["self_attn.o_proj"])
             normed = rms_norm(x, layer["post_attention_layernorm"], shape.eps)
             gated = silu(linear(normed, layer["mlp.gate_proj"])) * linear(normed, layer["mlp.up_proj"])
             x = x + linear(gated, layer["mlp.down_proj"])

@@ -94,18 +94,18 @@ class ReferenceRunner:
             self._sampler.close(slot)
         for opened in batch.opened:
             self._sampler.open(opened)
-        rows, groups = batch.rows, list(zip(batch.tables, self._groups, strict=True))
+        rows, groups = batch.rows, zip(batch.tables, self._groups, strict=True)
         counts = [len(row.tokens) for row in rows]
         slots = np.repeat([row.slot for row in rows], counts)
         positions = np.concatenate([row.start + np.arange(len(row.tokens)) for row in rows])
-        places = [places_of(slots, positions, table, group) for table, group in groups]
-        views = [list(views_of(rows, table, group, self._dtype)) for table, group in groups]
+        pages = [
+            (places_of(slots, positions, table, group), list(views_of(rows, table, group, self._dtype)))
+            for table, group in groups
+        ]
         states = self._model.hidden(
             ids=np.concatenate([row.tokens for row in rows]),
             turns=self._turns[:, positions],
-            caches=self._caches,
-            places=[places[group] for group in self._group_of],
-            views=[views[group] for group in self._group_of],
+            memory=[(cache, *pages[group]) for cache, group in zip(self._caches, self._group_of, strict=True)],
         )
         ends = zip(rows, np.cumsum(counts), strict=True)
         wanted = np.concatenate([np.arange(end - row.num_logits, end) for row, end in ends])
