@@ -1,0 +1,175 @@
+"""Topic h of the case list, as far as the HTTP side goes: hostile requests are refused, cheaply, and nothing leaks."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tickertape.api.keys import Keys
+from tickertape.api.limits import CallLimits
+from tickertape.api.options import WireOptions
+from tickertape.core.errors import InvalidApiKey
+from tickertape.testing.front import Front
+
+Make = Callable[..., Awaitable[Front]]
+
+KEY = "sk-a-key-that-is-right"
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        f"Basic {KEY}",
+        KEY,
+        "Bearer sk-é\xff",
+        "Bearer " + "x" * 1_000_000,
+        f"Bearer {KEY}x",
+    ],
+)
+async def test_case_130_wrong_keys(make_front: Make, authorization: str | None) -> None:
+    front = await make_front(options=WireOptions(api_keys=(KEY, "sk-another")))
+    headers = {"content-type": "application/json"}
+    if authorization is not None:
+        headers["authorization"] = authorization
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        answer = await front.client.post(path, front.chat_body(), headers=headers)
+        assert answer.status == 401
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
+        assert KEY not in error["message"]
+    for path in ("/v1/models", "/metrics", "/v1/models/scripted", "/livez/", "/livez%2f..", "//livez", "/nowhere"):
+        assert (await front.client.get(path, headers)).status == 401
+    for path in ("/livez", "/readyz", "/startupz", "/health"):
+        assert (await front.client.get(path, headers)).status == 200
+
+
+async def test_case_130_right_keys(make_front: Make) -> None:
+    front = await make_front(options=WireOptions(api_keys=("sk-another", KEY)))
+    for authorization in (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"):
+        assert (await front.client.get("/v1/models", {"authorization": authorization})).status == 200
+
+
+def test_case_130_two_headers_are_ambiguous() -> None:
+    right = (b"authorization", b"Bearer " + KEY.encode())
+    keys = Keys([KEY])
+    assert keys.check([right]) != ""
+    with pytest.raises(InvalidApiKey, match="More than one"):
+        keys.check([right, right])
+    assert keys.check([right]) != Keys([KEY, "b"]).check([(b"authorization", b"Bearer b")])
+    assert Keys([]).check([]) == ""
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 999999},
+        {"top_p": -1},
+        {"repetition_penalty": 0},
+        {"repetition_penalty": -1},
+        {"repetition_penalty": 1e-30},
+        {"repetition_penalty": 1e30},
+        {"presence_penalty": 1e9},
+        {"frequency_penalty": -1e9},
+        {"logit_bias": {"5": 1e9}},
+        {"min_tokens": 2**63},
+        {"seed": 10**400},
+    ],
+)
+async def test_case_133_extreme_sampling_values(make_front: Make, fields: dict[str, Any]) -> None:
+    front = await make_front()
+    for ask in (front.chat, front.complete):
+        answer = await ask(**fields)
+        assert answer.status == 400
+        assert answer.json()["error"]["param"] == next(iter(fields))
+
+
+async def test_case_134_log_probabilities_have_a_product_limit(make_front: Make) -> None:
+    front = await make_front(limits=CallLimits(max_logprob_values=1000))
+    for top in (-1, 512, 21):
+        assert (await front.complete("x" * 400, prompt_logprobs=top)).json()["error"]["param"] == "prompt_logprobs"
+    product = (await front.complete("x" * 400, prompt_logprobs=2)).json()["error"]
+    assert (product["param"], "1200" in product["message"], "1000" in product["message"]) == (
+        "prompt_logprobs",
+        True,
+        True,
+    )
+    assert (await front.complete("x" * 400, prompt_logprobs=1)).status == 200
+    assert (await front.complete("x", n=10, max_tokens=100, logprobs=1)).json()["error"]["param"] == "logprobs"
+    assert (await front.complete("x" * 400, n=3, echo=True, logprobs=1)).json()["error"]["param"] == "logprobs"
+    assert (await front.complete("x", n=5, max_tokens=100, logprobs=1)).status == 200
+
+
+async def test_case_135_choices_have_a_limit(make_front: Make) -> None:
+    front = await make_front(limits=CallLimits(max_choices=10))
+    for fields, param in (
+        ({"n": 100_000}, "n"),
+        ({"n": 11}, "n"),
+        ({"best_of": 11}, "best_of"),
+        ({"prompt": ["a"] * 100_000}, "prompt"),
+        ({"prompt": ["a"] * 4, "n": 3}, "prompt"),
+        ({"prompt": ["a"] * 3, "n": 4}, "n"),
+    ):
+        answer = await front.complete(**fields)
+        assert answer.status == 400, fields
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert "10" in error["message"]
+    assert (await front.chat(n=11)).json()["error"]["param"] == "n"
+    assert len((await front.complete(["a"] * 5, n=2)).json()["choices"]) == 10
+
+
+async def test_case_135_nothing_is_allocated_before_the_check(make_front: Make) -> None:
+    front = await make_front()
+    tracemalloc.start()
+    try:
+        assert (await front.chat(n=2**31 - 1)).status == 400
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+async def test_case_138_large_bodies(make_front: Make) -> None:
+    front = await make_front(options=WireOptions(max_body_bytes=8 << 20))
+    begun = time.monotonic()
+    answer = await front.complete("word " * (1 << 20))
+    assert (answer.status, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert time.monotonic() - begun < 2
+    tracemalloc.start()
+    try:
+        body = b'{"model":"scripted","prompt":"' + b"x" * (50 << 20) + b'"}'
+        before = tracemalloc.get_traced_memory()[0]
+        answer = await front.client.post("/v1/completions", body=body)
+        assert (answer.status, answer.json()["error"]["code"]) == (413, "request_too_large")
+        # The test's own client hands the body over in one piece; the server may add no more than its limit.
+        assert tracemalloc.get_traced_memory()[1] - before < (51 << 20) + (8 << 20)
+    finally:
+        tracemalloc.stop()
+    declared = {**front.headers, "content-length": str(50 << 20)}
+    answer = await front.client.post("/v1/completions", body=b"{}", headers=declared)
+    assert answer.status == 413
+
+
+async def test_names_of_models_are_only_looked_up(make_front: Make) -> None:
+    front = await make_front()
+    for name in ("../../etc/passwd", "%2e%2e%2f", "a" * 10_000, "", "\u202e", "scripted/"):
+        answer = await front.chat(model=name)
+        assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert len(answer.body) < 1000
+
+
+async def test_request_ids_are_validated(make_front: Make) -> None:
+    front = await make_front()
+    assert (await front.client.get("/v1/models", {"x-request-id": "abc-1.2:3"})).headers["x-request-id"] == "abc-1.2:3"
+    for hostile in ("a b", "a\r\nset-cookie: x", "x" * 200, "", "é"):
+        answered = (await front.client.get("/v1/models", {"x-request-id": hostile})).headers["x-request-id"]
+        assert answered.startswith("req-")
+        assert len(answered) == 36
