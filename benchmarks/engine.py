@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 
 from report import Figure, publish
+
 from tickertape.core.backend import Capabilities
 from tickertape.core.batch import Batch, Masks, StepOutput
 from tickertape.core.engine import paged_loop
@@ -54,9 +55,7 @@ def engine(num_rows: int, *, ahead: bool, num_steps: int) -> tuple[EngineLoop, T
     for number in range(num_rows):
         prompt = [number % 512] * PROMPT_TOKENS
         sampling = SamplingParams(max_tokens=num_steps + 100, seed=number, stop_tokens=(0,))
-        loop.submit(
-            Request(id=number, prompt=pack_tokens(prompt), num_prompt_tokens=PROMPT_TOKENS, sampling=sampling)
-        )
+        loop.submit(Request(id=number, prompt=pack_tokens(prompt), num_prompt_tokens=PROMPT_TOKENS, sampling=sampling))
     for _ in range(20):
         loop.step()
     assert loop.stats().num_running == num_rows
