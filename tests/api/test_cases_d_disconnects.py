@@ -11,19 +11,12 @@ import pytest
 
 from tickertape.api.options import WireOptions
 from tickertape.testing.asgi import Answer
-from tickertape.testing.front import Front, spoken
+from tickertape.testing.front import Front, spoken, until
 from tickertape.testing.openai_stream import told
 
 Make = Callable[..., Awaitable[Front]]
 
 FOREVER = {"when": spoken("long"), "tokens": spoken("x"), "then": "repeat"}
-
-
-async def until(holds: Callable[[], bool], patience_s: float = 5.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to that"
-        await asyncio.sleep(0.002)
 
 
 async def outcomes(front: Front) -> dict[str, float]:

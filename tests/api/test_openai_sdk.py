@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam, ChatCompletionUserMessageParam
 
 from tickertape.api.admission import AdmissionLimits
 from tickertape.api.options import WireOptions
-from tickertape.testing.front import Front, spoken
+from tickertape.testing.front import Front, spoken, until
 from tickertape.testing.loopback import served
 
 Make = Callable[..., Awaitable[Front]]
 
-HELLO = [{"role": "user", "content": "hello"}]
+
+def user(text: str) -> list[ChatCompletionMessageParam]:
+    return [ChatCompletionUserMessageParam(role="user", content=text)]
+
+
+HELLO = user("hello")
 TEXT = "Hello, wörld 😀!"
 FOREVER = {"when": spoken("long"), "tokens": spoken("x"), "then": "repeat"}
 
@@ -46,14 +55,14 @@ async def client(base_url: str) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_async_whole_and_streamed(client: AsyncOpenAI) -> None:
-    chat = await client.chat.completions.create(model="scripted", messages=HELLO)  # type: ignore[arg-type]
+    chat = await client.chat.completions.create(model="scripted", messages=HELLO)
     assert chat.choices[0].message.content == TEXT
     assert chat.usage is not None
     assert chat.usage.prompt_tokens_details is not None
     assert chat._request_id is not None
     stream = await client.chat.completions.create(
         model="scripted",
-        messages=HELLO,  # type: ignore[arg-type]
+        messages=HELLO,
         stream=True,
         stream_options={"include_usage": True},
         n=2,
@@ -72,9 +81,9 @@ async def test_async_whole_and_streamed(client: AsyncOpenAI) -> None:
 async def test_sync_whole_and_streamed(base_url: str) -> None:
     def work() -> None:
         with OpenAI(base_url=base_url, api_key="sk-right", max_retries=0, timeout=10) as client:
-            chat = client.chat.completions.create(model="scripted", messages=HELLO)  # type: ignore[arg-type]
+            chat = client.chat.completions.create(model="scripted", messages=HELLO)
             assert chat.choices[0].message.content == TEXT
-            stream = client.chat.completions.create(model="scripted", messages=HELLO, stream=True)  # type: ignore[arg-type]
+            stream = client.chat.completions.create(model="scripted", messages=HELLO, stream=True)
             assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == TEXT
             completion = client.completions.create(model="scripted", prompt="hello", max_tokens=99, logprobs=1)
             assert completion.choices[0].text == TEXT
@@ -87,7 +96,7 @@ async def test_sync_whole_and_streamed(base_url: str) -> None:
 
 
 async def test_the_stream_helper_of_the_sdk(client: AsyncOpenAI) -> None:
-    async with client.chat.completions.stream(model="scripted", messages=HELLO, logprobs=True) as stream:  # type: ignore[arg-type]
+    async with client.chat.completions.stream(model="scripted", messages=HELLO, logprobs=True) as stream:
         final = await stream.get_final_completion()
     assert final.choices[0].message.content == TEXT
     assert final.choices[0].finish_reason == "stop"
@@ -98,31 +107,35 @@ async def test_the_stream_helper_of_the_sdk(client: AsyncOpenAI) -> None:
 
 
 async def test_a_message_of_the_sdk_can_be_sent_back(client: AsyncOpenAI) -> None:
-    chat = await client.chat.completions.create(model="scripted", messages=HELLO)  # type: ignore[arg-type]
-    history = [*HELLO, chat.choices[0].message, chat.choices[0].message.model_dump(), *HELLO]
-    again = await client.chat.completions.create(model="scripted", messages=history)  # type: ignore[arg-type]
+    chat = await client.chat.completions.create(model="scripted", messages=HELLO)
+    history: Any = [*HELLO, chat.choices[0].message, chat.choices[0].message.model_dump(), *HELLO]
+    again = await client.chat.completions.create(model="scripted", messages=history)
     assert again.choices[0].message.content == TEXT
 
 
 async def test_errors_are_the_sdks_own(client: AsyncOpenAI, base_url: str) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        await client.chat.completions.create(model="scripted", messages=HELLO, temperature=9)  # type: ignore[arg-type]
+        await client.chat.completions.create(model="scripted", messages=HELLO, temperature=9)
     assert (bad.value.param, bad.value.code, bad.value.type) == (
         "temperature",
         "invalid_value",
         "invalid_request_error",
     )
     with pytest.raises(openai.NotFoundError):
-        await client.chat.completions.create(model="other", messages=HELLO)  # type: ignore[arg-type]
+        await client.chat.completions.create(model="other", messages=HELLO)
     async with AsyncOpenAI(base_url=base_url, api_key="sk-wrong", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError):
             await stranger.models.list()
-    bad_messages = [{"role": "user", "content": "bad"}]
-    stream = await client.chat.completions.create(model="scripted", messages=bad_messages, stream=True)  # type: ignore[arg-type]
+    stream = await client.chat.completions.create(model="scripted", messages=user("bad"), stream=True)
     text = ""
-    with pytest.raises(openai.APIError) as cut:
+
+    async def read() -> None:
+        nonlocal text
         async for chunk in stream:
             text += chunk.choices[0].delta.content or ""
+
+    with pytest.raises(openai.APIError) as cut:
+        await read()
     assert text == "ab"
     assert cut.value.code == "row_error"
 
@@ -137,21 +150,18 @@ async def test_the_sdk_retries_what_it_is_told_to(made: Front, base_url: str) ->
 
 
 async def test_closing_a_stream_of_the_sdk_cancels_it(client: AsyncOpenAI, made: Front) -> None:
-    messages = [{"role": "user", "content": "long"}]
-    stream = await client.chat.completions.create(model="scripted", messages=messages, stream=True, max_tokens=400)  # type: ignore[arg-type]
+    messages = user("long")
+    stream = await client.chat.completions.create(model="scripted", messages=messages, stream=True, max_tokens=400)
     async for _ in stream:
         break
     await stream.close()
     await made.idle()
     with pytest.raises(openai.APITimeoutError):
-        await client.chat.completions.create(model="scripted", messages=messages, max_tokens=400, timeout=0.1)  # type: ignore[arg-type]
+        await client.chat.completions.create(model="scripted", messages=messages, max_tokens=400, timeout=0.1)
     await made.idle()
 
 
 async def test_a_reset_connection_cancels_its_request(made: Front, base_url: str) -> None:
-    import socket
-    import struct
-
     port = int(base_url.split(":")[2].partition("/")[0])
     body = b'{"model":"scripted","prompt":"long","max_tokens":400%b}'
     for stream in (b',"stream":true', b""):
@@ -163,8 +173,7 @@ async def test_a_reset_connection_cancels_its_request(made: Front, base_url: str
         if stream:
             await reader.readuntil(b"data: ")
         else:
-            while not made.engine.stats().num_running:
-                await asyncio.sleep(0.005)
+            await until(lambda: made.engine.stats().num_running > 0)
         raw = writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.close()
@@ -173,8 +182,6 @@ async def test_a_reset_connection_cancels_its_request(made: Front, base_url: str
 
 
 async def test_case_073_a_frozen_client_on_a_real_socket(make_front: Make) -> None:
-    import socket
-
     options = WireOptions(send_timeout_s=0.4, keep_alive_s=0.1)
     front = await make_front(FOREVER, options=options, max_num_seqs=32, num_blocks=1100)
     async with served(front.app) as port:
@@ -188,13 +195,8 @@ async def test_case_073_a_frozen_client_on_a_real_socket(make_front: Make) -> No
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         )
         await loop.sock_sendall(frozen, head % len(payload) + payload)
-        while not front.service.admission.in_flight("scripted"):
-            await asyncio.sleep(0.005)
-        for _ in range(600):
-            if not front.service.admission.in_flight("scripted"):
-                break
-            await asyncio.sleep(0.01)
-        assert front.service.admission.in_flight("scripted") == 0
+        await until(lambda: front.service.admission.in_flight("scripted") == 32)
+        await until(lambda: front.service.admission.in_flight("scripted") == 0)
         counted = front.metrics.registry.get_sample_value(
             "tickertape_requests_total", {"model": "scripted", "outcome": "cancelled"}
         )

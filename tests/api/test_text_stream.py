@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -72,14 +73,16 @@ def play(
 
 def cut(tokens: Sequence[int], cuts: Sequence[int]) -> list[list[int]]:
     edges = [0, *sorted({edge % (len(tokens) + 1) for edge in cuts} - {0, len(tokens)}), len(tokens)]
-    return [list(tokens[start:end]) for start, end in zip(edges, edges[1:], strict=False)]
+    return [list(tokens[start:end]) for start, end in pairwise(edges)]
 
 
 texts = st.text(alphabet="ab.你😀é ", max_size=24)
 
 
-@given(texts, st.lists(st.sampled_from(["ab", "b", "a.a", "你", "😀a", " ", "aab"]), max_size=3), st.lists(st.integers(0, 99)),
-       st.booleans())  # fmt: skip
+stop_lists = st.lists(st.sampled_from(["ab", "b", "a.a", "你", "😀a", " ", "aab"]), max_size=3)
+
+
+@given(texts, stop_lists, st.lists(st.integers(0, 99)), st.booleans())
 def test_cutting_changes_nothing(
     tokenizer: TextTokenizer, text: str, stops: list[str], cuts: list[int], include: bool
 ) -> None:

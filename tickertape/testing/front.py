@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ from tickertape.testing.asgi import Answer, AsgiClient, Connection
 from tickertape.testing.checks import check_idle
 from tickertape.testing.tokenizers import write_byte_level, write_sentencepiece
 
-__all__ = ["PLAIN_TEXT", "Front", "front", "spoken"]
+__all__ = ["PLAIN_TEXT", "Front", "front", "spoken", "until"]
 
 PLAIN_TEXT = "A known text."
 """What any prompt that calls for no other play is answered with."""
@@ -47,6 +47,14 @@ _NAME = "scripted"
 def spoken(text: str) -> list[int]:
     """A text as ids of the byte-level tokenizer, one byte each."""
     return list(text.encode())
+
+
+async def until(holds: Callable[[], bool], patience_s: float = 5.0) -> None:
+    """Waits for something that comes by itself."""
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to that"
+        await asyncio.sleep(0.002)
 
 
 @dataclass
