@@ -18,40 +18,11 @@ from msgspec import Struct
 __all__ = ["Target", "Trace", "closed_loop", "open_loop", "prompt_of"]
 
 REQUEST_DEADLINE_S = 300.0
-_WORDS = [
-    "river",
-    "stone",
-    "window",
-    "garden",
-    "music",
-    "winter",
-    "copper",
-    "letter",
-    "market",
-    "shadow",
-    "engine",
-    "island",
-    "paper",
-    "silver",
-    "yellow",
-    "morning",
-    "forest",
-    "bridge",
-    "candle",
-    "mirror",
-    "planet",
-    "basket",
-    "ribbon",
-    "thunder",
-    "velvet",
-    "harbor",
-    "lantern",
-    "meadow",
-    "orchard",
-    "pepper",
-    "quartz",
-    "saddle",
-]
+_WORDS = (
+    *("river", "stone", "window", "garden", "music", "winter", "copper", "letter", "market", "shadow", "engine"),
+    *("island", "paper", "silver", "yellow", "morning", "forest", "bridge", "candle", "mirror", "planet", "basket"),
+    *("ribbon", "thunder", "velvet", "harbor", "lantern", "meadow", "orchard", "pepper", "quartz", "saddle"),
+)
 
 
 class Target(Struct, frozen=True):
