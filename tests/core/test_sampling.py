@@ -300,6 +300,17 @@ def test_masks_apply_in_row_order(xp: Any) -> None:
     assert bench.step([logits] * 3, slots=(0, 1, 2), masks=masks).tokens == [[31], [32], [0]]
 
 
+def test_every_bit_of_a_mask_is_its_own(xp: Any) -> None:
+    rng = np.random.default_rng(0)
+    logits, allowed = rng.normal(size=(8, V)), rng.random((8, V)) < 0.5
+    bench = Bench(xp)
+    for slot in range(8):
+        bench.open(slot)
+    masks = np.stack([mask(*np.flatnonzero(line).tolist()) for line in allowed])
+    out = bench.step(logits, slots=range(8), masks=masks)
+    assert out.tokens == [[int(best)] for best in np.where(allowed, logits, -np.inf).argmax(axis=1)]
+
+
 # ---- errors stay in their row
 
 

@@ -263,6 +263,14 @@ def test_a_row_that_fails_at_its_last_position_has_no_lines(xp: Any) -> None:
     assert out.logprobs.counts == [0, 2]
 
 
+def test_a_closed_slot_is_scored_no_more(xp: Any) -> None:
+    made = sampler(xp, opened(0, (4, 9, 2), prompt_logprobs=1), opened(1, (4,), logprobs=1))
+    made.close(0)
+    out = run(xp, made, [Row(0, (4, 9), 0, 2), Row(1, (4,), 0, 1)])
+    assert out.logprobs is not None
+    assert out.logprobs.counts == [0, 1]
+
+
 def test_a_long_prompt_is_scored_in_portions(xp: Any) -> None:
     vocab_size, num_tokens = 9000, 40
     prompt = np.random.default_rng(0).integers(0, vocab_size, num_tokens).tolist()

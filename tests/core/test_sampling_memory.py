@@ -16,17 +16,21 @@ from tickertape.core.sampling import Sampler
 @pytest.mark.parametrize(
     "kind", [{"logit_bias": ((1, 1.0),)}, {"presence_penalty": 1.0}, {"bad_tokens": ((1, 2),)}], ids=str
 )
-@pytest.mark.parametrize("close", [True, False])
-def test_closing_frees_what_a_slot_held(kind: dict[str, Any], close: bool) -> None:
+@pytest.mark.parametrize("ends", ["closed", "replaced", "resident"])
+def test_what_a_slot_held_goes_with_its_sequence(kind: dict[str, Any], ends: str) -> None:
     sampler = Sampler(np, 32, 50_000)
     history = pack_tokens(list(range(10_000)))
     tracemalloc.start()
     try:
         for slot in range(32):
             sampler.open(Opened(slot, SamplingParams(max_tokens=1, seed=0, **kind), history, 10_000))
-            if close:
+            if ends == "closed":
                 sampler.close(slot)
+            if ends == "replaced":
+                sampler.open(Opened(slot, SamplingParams(max_tokens=1, seed=0), history, 10_000))
         num_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (num_bytes < 1_500_000) == close  # a slot holds 80 kB or more; four wide rows are kept for reuse
+    assert (num_bytes >= 1_500_000) == (
+        ends == "resident"
+    )  # a slot holds 80 kB or more; four wide rows are kept for reuse
