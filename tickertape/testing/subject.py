@@ -81,8 +81,10 @@ class Subject:
             pass
         return runner, plan
 
-    def check_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Every token of `output` is what the plain model holds likeliest after all before it."""
+    def check_greedy(self, prompt: Sequence[int], output: Sequence[int]) -> int:
+        """Every token of `output` is what the plain model holds likeliest after all before it, or nearly ties with it.
+        Returns how many only nearly tied."""
+        num_near_ties = 0
         logits = self.plain([*prompt, *output])[len(prompt) - 1 : -1]
         for i, (token, line) in enumerate(zip(output, logits, strict=True)):
             best = int(line.argmax())
@@ -90,6 +92,8 @@ class Subject:
                 f"output token {i} (position {len(prompt) + i}) is {token}, the plain model's is {best}, "
                 f"{line[best] - line[token]:.3g} above it"
             )
+            num_near_ties += best != token
+        return num_near_ties
 
     def log_softmax(self, ids: Sequence[int]) -> NDArray[np.float64]:
         """The plain model's log probabilities [T, V]."""
