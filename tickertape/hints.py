@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from typing import Any
 
 __all__ = ["hints", "url_of"]
 
@@ -19,10 +20,11 @@ def url_of(host: str, port: int) -> str:
 def hints(url: str, model: str, *, chat: bool, key: bool) -> str:
     """A curl line, and a `tickertape chat` line when the model has a chat template."""
     if chat:
-        route, body = "chat/completions", {"messages": [{"role": "user", "content": _QUESTION}]}
+        route = "chat/completions"
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": _QUESTION}]}
     else:
-        route, body = "completions", {"prompt": "Once upon a time", "max_tokens": 32}  # type: ignore[dict-item]
-    payload = json.dumps({"model": model, **body, "stream": True})
+        route, body = "completions", {"prompt": "Once upon a time", "max_tokens": 32}
+    payload = json.dumps({"model": model, **body, "temperature": 0, "stream": True})
     authorization = ' -H "authorization: Bearer $TICKERTAPE_API_KEY"' if key else ""
     lines = [
         f"curl -N {url}/v1/{route} -H 'content-type: application/json'{authorization} \\",

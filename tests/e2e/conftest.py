@@ -27,7 +27,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
     directory.mkdir()
     write_byte_level(directory)
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    end = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id("<|im_end|>")
+    assert end is not None
     plays: list[dict[str, Any]] = [
         {"when": list(b"slow"), "tokens": list(b"0123456789" * 30)},
         {"when": list(b"nap"), "tokens": list(b"0123456789" * 10)},
@@ -36,7 +37,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"when": list(b"Q"), "tokens": list(b"The answer.")},
         {"echo": True},
     ]
-    write_scripted(directory, plays, eos_token_id=tokenizer.token_to_id("<|im_end|>"), token_s=0.01)
+    write_scripted(directory, plays, eos_token_id=end, token_s=0.01)
     return directory
 
 

@@ -78,7 +78,7 @@ def test_a_bad_model_is_named(
 ) -> None:
     break_it(tmp_path / "model")
     server: Server = start(Server, str(tmp_path / "model"), "--port", "0", "--startup-linger-s", "1")
-    reasons = []
+    reasons: list[str] = []
     while server.process.poll() is None:
         try:
             answer = server.client.get("/readyz")

@@ -25,8 +25,9 @@ class ChatError(Exception):
 class Conversation:
     """The messages so far, and how to get the next one."""
 
-    def __init__(self, client: httpx.Client, model: str, system: str | None) -> None:
+    def __init__(self, client: httpx.Client, model: str, system: str | None, temperature: float) -> None:
         self._client = client
+        self._temperature = temperature
         self._model = model
         self._system = system
         self._messages: list[dict[str, str]] = []
@@ -51,7 +52,12 @@ class Conversation:
                 self._messages.pop()
 
     def _stream(self) -> Iterator[str]:
-        body = {"model": self._model, "messages": self._messages, "stream": True}
+        body = {
+            "model": self._model,
+            "messages": self._messages,
+            "temperature": self._temperature,
+            "stream": True,
+        }
         with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
                 raise ChatError(error_text(response.status_code, response.read()))
@@ -73,8 +79,16 @@ class Conversation:
 @click.argument("prompt", nargs=-1)
 @settings_options(ClientSettings)
 @click.option("--model", metavar="NAME", help="Model to talk to. [default: the server's first]")
+@click.option(
+    "--temperature",
+    metavar="T",
+    type=click.FloatRange(0.0, 2.0),
+    default=0.2,
+    show_default=True,
+    help="Of the answers.",
+)
 @click.option("--system", metavar="TEXT", help="System message to begin with.")
-def chat(prompt: tuple[str, ...], model: str | None, system: str | None, **values: Any) -> None:
+def chat(prompt: tuple[str, ...], model: str | None, temperature: float, system: str | None, **values: Any) -> None:
     """Talk to a server in the terminal.
 
     With PROMPT, or with text on standard input, prints one answer and ends. Otherwise it is a conversation: Ctrl-C
@@ -84,7 +98,7 @@ def chat(prompt: tuple[str, ...], model: str | None, system: str | None, **value
         chosen = model or next(iter(served_models(client)), None)
         if chosen is None:
             stop_with("the server serves no model yet")
-        conversation = Conversation(client, chosen, system)
+        conversation = Conversation(client, chosen, system, temperature)
         if prompt:
             _answer_once(conversation, " ".join(prompt))
         elif sys.stdin.isatty():

@@ -96,8 +96,14 @@ class Server(ServerProcess):
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
     def until_ready(self) -> Server:
-        wait_until(lambda: self.process.poll() is not None or self.client.get("/readyz").status_code == 200)
-        assert self.process.poll() is None, self.stderr()
+        """Fails, with what it said, when the server ends instead."""
+        deadline = time.monotonic() + PATIENCE_S
+        try:
+            while self.client.get("/readyz").status_code != 200:
+                assert time.monotonic() < deadline, f"not ready within {PATIENCE_S} s: {self.stderr()}"
+                time.sleep(0.01)
+        except httpx.TransportError as error:
+            raise AssertionError(f"the server ended: {self.stderr()}") from error
         return self
 
     def ask(self, text: str, **fields: Any) -> httpx.Response:
