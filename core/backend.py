@@ -65,13 +65,16 @@ def _supports_everything(_: ModelSpec) -> str | None:
 class Backend(Struct, frozen=True, kw_only=True):
     """A registered backend. `factory` is "package.module:function", imported in the worker only and called with
     (ModelSpec, BackendOptions); it returns a ModelRunner, an Engine or a Predictor, by `kind`. `supports` runs in the
-    front and must be cheap: None when the model can be served, else the reason why not, in one line."""
+    front and must be cheap: None when the model can be served, else the reason why not, in one line. When the operator
+    names no backend, the one with the highest `preference` goes first among those that support a model; among equals
+    the one registered first."""
 
     name: str
     kind: BackendKind
     factory: str
     capabilities: Capabilities = Capabilities()
     supports: Callable[[ModelSpec], str | None] = _supports_everything
+    preference: int = 0
     summary: str = ""
 
 

@@ -88,10 +88,12 @@ class Plugins:
         raise PluginError(f"no backend {name!r}; there are: {', '.join(self.backends) or 'none'}{''.join(fates)}")
 
     def choose(self, spec: ModelSpec, name: str | None = None) -> Backend:
-        """The backend `name`, or else the first registered that supports the model. Raises StartupError
-        (UnsupportedArchitecture) with each backend's reason, PluginError when there is no backend of that name."""
+        """The backend `name`, or else the most preferred that supports the model, the first registered among equals.
+        Raises StartupError (UnsupportedArchitecture) with each backend's reason, PluginError when there is no backend
+        of that name."""
+        by_preference = sorted(self.backends.values(), key=lambda backend: -backend.preference)
         reasons = []
-        for backend in self.backends.values() if name is None else [self.backend(name)]:
+        for backend in by_preference if name is None else [self.backend(name)]:
             reason = _verdict(backend, spec)
             if reason is None:
                 return backend

@@ -1,0 +1,49 @@
+"""Where and in which type a model is computed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from tickertape.plugins import BackendOptions, ModelSpec, StartupError
+
+__all__ = ["Placement", "placement"]
+
+_TYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class Placement(NamedTuple):
+    dtype: torch.dtype
+    device: torch.device
+
+
+def placement(spec: ModelSpec, options: BackendOptions) -> Placement:
+    """What `auto` means: the type of the file, except that a CPU without instructions for a half type computes in
+    float32. Raises StartupError (BadOption)."""
+    if options.quantization != "none":
+        raise StartupError("the transformers backend does not quantize", code="BadOption")
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise StartupError(f"device {options.device}: this machine or this torch has no CUDA", code="BadOption")
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    if options.dtype != "auto":
+        return Placement(_TYPES[options.dtype], device)
+    dtype = _TYPES[spec.dtype]
+    if device.type == "cpu" and not _computed_by_cpu(dtype):
+        dtype = torch.float32
+    return Placement(dtype, device)
+
+
+def _computed_by_cpu(dtype: torch.dtype) -> bool:
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype == torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return True

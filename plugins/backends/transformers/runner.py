@@ -1,0 +1,116 @@
+"""The port: what is promised, loaded, computed and sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import array_api_compat.torch
+import torch
+
+from tickertape.plugins import (
+    BackendOptions,
+    Batch,
+    Limits,
+    Masks,
+    MemoryPlan,
+    ModelSpec,
+    Progress,
+    Row,
+    Sampler,
+    StepOutput,
+    WeightSet,
+)
+from tickertape.plugins.backends.transformers.checkpoint import footprint, load_model, read_headers
+from tickertape.plugins.backends.transformers.gather import gather_attention
+from tickertape.plugins.backends.transformers.interface import unsupported
+from tickertape.plugins.backends.transformers.layout import Layout
+from tickertape.plugins.backends.transformers.library import build, read_config
+from tickertape.plugins.backends.transformers.options import Placement, placement
+from tickertape.plugins.backends.transformers.paged_model import PagedModel
+from tickertape.plugins.backends.transformers.probe import probe
+from tickertape.plugins.backends.transformers.rope import pin_frequencies
+from tickertape.plugins.backends.transformers.self_check import check_twin
+
+__all__ = ["TransformersRunner", "make"]
+
+
+def make(spec: ModelSpec, options: BackendOptions) -> TransformersRunner:
+    """Finds out whether the model can be paged, without its weights: see `probe` and `check_twin`.
+
+    `options.extra`: trust_remote_code (false) runs code that comes with the model; self_check (true) computes with a
+    small twin of the model first. Raises StartupError: UnsupportedArchitecture, BadOption.
+    """
+    place = placement(spec, options)
+    trust = options.extra.get("trust_remote_code", False) is True
+    config = read_config(spec, trust_remote_code=trust)
+    if not trust and spec.config.get("auto_map") and type(config).__module__.split(".")[0] != "transformers":
+        raise unsupported("it brings code of its own (remote code), which is not run")
+    skeleton = build(config, torch.bfloat16, "meta", trust_remote_code=trust)
+    layout = probe(skeleton)
+    pin_frequencies(skeleton, spec.max_model_len)
+    if options.extra.get("self_check", True):
+        check_twin(config)
+    return TransformersRunner(spec, config, skeleton, layout, place)
+
+
+class TransformersRunner:
+    """Computes in `forward` and samples in `sample`. On the CPU nothing is in flight between them."""
+
+    def __init__(self, spec: ModelSpec, config: Any, skeleton: Any, layout: Layout, place: Placement) -> None:
+        self._spec, self._config, self._skeleton = spec, config, skeleton
+        self._layout, self._place = layout, place
+        self._paged: PagedModel | None = None
+        self._rows: tuple[Row, ...] = ()
+
+    def plan(self, limits: Limits) -> MemoryPlan:
+        self._limits = limits
+        self._paging = self._layout.paging(limits, self._place.dtype.itemsize)
+        stored = read_headers(Path(self._spec.path))
+        taken = footprint(self._skeleton, stored, self._place.dtype)
+        return MemoryPlan(
+            weight_bytes=taken.mapped_bytes,
+            private_bytes=taken.private_bytes,
+            workspace_bytes=self._workspace_bytes(limits),
+            groups=self._paging.groups,
+        )
+
+    def load(self, weights: WeightSet) -> Iterator[Progress]:
+        self._paged = PagedModel(self._layout, self._paging, gather_attention, self._place.device)
+        model = yield from load_model(
+            type(self._skeleton), self._config, weights, self._place.dtype, self._paged.attention_name
+        )
+        pin_frequencies(model, self._limits.max_model_len)
+        self._paged.adopt(model.to(self._place.device))
+
+    def allocate(self, num_blocks: Sequence[int]) -> None:
+        assert self._paged is not None, "load comes first"
+        self._paged.allocate(num_blocks, self._place.dtype)
+        self._sampler = Sampler(
+            array_api_compat.torch, self._limits.max_num_seqs, self._spec.vocab_size, device=self._place.device
+        )
+
+    def forward(self, batch: Batch) -> None:
+        assert self._paged is not None, "load comes first"
+        for slot in batch.closed:
+            self._sampler.close(slot)
+        for opened in batch.opened:
+            self._sampler.open(opened)
+        self._rows = batch.rows
+        self._logits = self._paged.logits(batch.rows, batch.tables, self._sampler.last)
+
+    def sample(self, masks: Masks | None) -> StepOutput:
+        with torch.inference_mode():
+            return self._sampler.sample(self._rows, self._logits, masks)
+
+    def close(self) -> None:
+        if self._paged is not None:
+            self._paged.close()
+
+    def _workspace_bytes(self, limits: Limits) -> int:
+        """What one full step holds at once: its states, and all logits when prompts are scored."""
+        config, itemsize = self._config.get_text_config(), self._place.dtype.itemsize
+        widest = max((p.shape[-2] for n, p in self._skeleton.named_parameters() if p.dim() > 1 and "embed" not in n))
+        per_token = 8 * config.hidden_size + 3 * min(widest, config.vocab_size) + config.vocab_size
+        return int(limits.max_batch_tokens * per_token * itemsize)

@@ -1,0 +1,62 @@
+"""What can be told from config.json alone, in the front: no torch, no transformers, a few milliseconds.
+
+Whatever passes here is still looked at by the worker, which builds the model without its weights (`probe.py`) and
+computes with a small twin of it (`self_check.py`) before it loads anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from tickertape.plugins import ModelSpec
+
+__all__ = ["supports"]
+
+PAGED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_TABLE: Final = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = .*?^\)$", re.MULTILINE | re.DOTALL)
+
+
+def supports(spec: ModelSpec) -> str | None:
+    """Why this backend cannot serve the model; None when it looks as if it could."""
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        return f"{' and '.join(missing)} not installed (pip install 'tickertape[cpu]')"
+    return next(_faults(spec), None)
+
+
+def _faults(spec: ModelSpec) -> Iterator[str]:
+    config = spec.config
+    known = _causal_architectures()
+    if known and spec.architecture not in known:
+        if "AutoModelForCausalLM" in config.get("auto_map", ()):
+            yield "it brings code of its own (remote code), which is not run"
+        yield f"transformers has no causal language model {spec.architecture}"
+    if config.get("is_encoder_decoder"):
+        yield "it is an encoder-decoder model"
+    if any(isinstance(config.get(part), Mapping) for part in ("vision_config", "audio_config")):
+        yield "it sees or hears; only models of text alone are served"
+    for key in ("quantization_config", "compression_config"):
+        if found := config.get(key):
+            yield f"its weights are quantized ({_method(found)}), which this backend does not compute with"
+    for kind in config.get("layer_types") or ():
+        if kind not in PAGED_LAYERS:
+            yield f"its {kind} layers keep a state that is not paged"
+
+
+def _method(quantization: Any) -> str:
+    return str(quantization.get("quant_method", "unnamed")) if isinstance(quantization, Mapping) else "unnamed"
+
+
+def _causal_architectures() -> frozenset[str]:
+    """The class names in the library's own table, read as text because importing it takes seconds. Empty when the
+    table is not where it was: then the worker decides."""
+    package = find_spec("transformers")
+    for place in (package.submodule_search_locations if package else None) or ():
+        path = Path(place) / "models" / "auto" / "modeling_auto.py"
+        if path.is_file() and (table := _TABLE.search(path.read_text(encoding="utf-8"))):
+            return frozenset(re.findall(r'^ +\("[^"]+", "(\w+)"\),$', table[0], re.MULTILINE))
+    return frozenset()
