@@ -97,4 +97,4 @@ def bind(host: str, port: int) -> socket.socket:
 def _exit_now(number: int, _: FrameType | None) -> None:
     # Nothing is being served yet. A second signal while the children are reaped must not raise again in the middle.
     signal.signal(number, signal.SIG_IGN)
-    sys.exit(0 if number == signal.SIGTERM else 128 + number)
+    sys.exit(0)

@@ -17,6 +17,7 @@ _REASONS: Final = MappingProxyType(
     {
         "wait": "Queued",
         "download": "DownloadingOrigin",
+        "unpack": "DownloadingOrigin",
         "verify": "Verifying",
         "convert": "Converting",
         "load": "Loading",

@@ -1,0 +1,176 @@
+"""A supervisor over real child processes that behave badly."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tickertape.children import Child
+from tickertape.core.backend import BackendOptions, ModelSpec
+from tickertape.core.errors import EngineDead, StartupError, TickertapeError
+from tickertape.core.memory import Limits
+from tickertape.core.messages import Configure, Ready
+from tickertape.core.ports import Progress
+from tickertape.remote_engine import RemoteEngine
+from tickertape.supervisor import Supervisor
+
+CONFIGURE = Configure(
+    epoch=0,
+    spec=ModelSpec(name="m", path="/m", architecture="X", config={}, max_model_len=8, vocab_size=8),
+    backend="b",
+    options=BackendOptions(),
+    limits=Limits(max_model_len=8, max_num_seqs=1, max_batch_tokens=8, block_tokens=4),
+    plugins={},
+)
+
+PREAMBLE = """
+import os, signal, sys, time
+from tickertape.children import adopt_socket
+from tickertape.core.memory import MemoryPlan
+from tickertape.core.messages import Failure, Ready, StoppedEarly, ToWorker
+from tickertape.core.ports import EngineStats
+from tickertape.link import Link
+connection = adopt_socket(int(sys.argv[1]))
+link = Link(connection, ToWorker)
+epoch = link.receive()[0].epoch
+ready = Ready(epoch, MemoryPlan(0, 0, 0, ()), (), EngineStats())
+"""
+
+
+class Seen:
+    """A Watcher that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.epochs: list[int] = []
+        self.once_ready = asyncio.Event()
+        self.twice_ready = asyncio.Event()
+
+    def loading(self, name: str, progress: Progress) -> None:
+        self.told.append("loading")
+
+    def ready(self, name: str, ready: Ready) -> None:
+        self.told.append("ready")
+        self.epochs.append(ready.epoch)
+        (self.twice_ready if self.once_ready.is_set() else self.once_ready).set()
+
+    def lost(self, name: str, error: TickertapeError) -> None:
+        self.told.append("lost")
+
+
+@pytest.fixture
+def child_of(tmp_path: Path) -> Iterator[Callable[[str], Callable[[], Child]]]:
+    """`child_of(script)` starts children that run it after the preamble."""
+    children: list[Child] = []
+
+    def child_of(script: str) -> Callable[[], Child]:
+        (tmp_path / "child.py").write_text(PREAMBLE + script)
+
+        def start() -> Child:
+            ours, theirs = socket.socketpair()
+            fd = theirs.fileno()
+            process = subprocess.Popen(
+                [sys.executable, str(tmp_path / "child.py"), str(fd)], pass_fds=(fd,), process_group=0
+            )
+            theirs.close()
+            children.append(Child(process, ours))
+            return children[-1]
+
+        return start
+
+    yield child_of
+    for child in children:
+        child.kill()
+
+
+async def until_twice_ready(start: Callable[[], Child]) -> tuple[Seen, RemoteEngine]:
+    seen, engine = Seen(), RemoteEngine()
+    supervisor = Supervisor(CONFIGURE, engine, seen, start)
+    running = asyncio.create_task(supervisor.run())
+    waiting = asyncio.create_task(seen.twice_ready.wait())
+    await asyncio.wait((running, waiting), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    assert waiting.done(), "no second worker"
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    return seen, engine
+
+
+async def test_a_dead_worker_is_followed_by_one_of_the_next_epoch(
+    child_of: Callable[[str], Callable[[], Child]],
+) -> None:
+    seen, _ = await until_twice_ready(child_of("link.send(ready); time.sleep(0.05 if epoch == 0 else 60)"))
+    assert seen.told == ["ready", "lost", "ready"]
+    assert seen.epochs == [0, 1]
+
+
+async def test_a_worker_that_sends_garbage_is_killed_and_replaced(
+    child_of: Callable[[str], Callable[[], Child]], caplog: pytest.LogCaptureFixture
+) -> None:
+    garbage = r"link.send(ready); epoch or connection.sendall(b'\x05\0\0\0hello'); time.sleep(60)"
+    seen, _ = await until_twice_ready(child_of(garbage))
+    assert seen.told == ["ready", "lost", "ready"]
+    assert "its link broke: a frame's header is malformed" in caplog.text
+
+
+async def test_a_worker_that_closes_its_link_and_will_not_die_is_killed(
+    child_of: Callable[[str], Callable[[], Child]],
+) -> None:
+    stubborn = "signal.signal(15, signal.SIG_IGN); link.send(ready); epoch or link.close(); time.sleep(60)"
+    started: list[Child] = []
+    start = child_of(stubborn)
+    seen, _ = await until_twice_ready(lambda: started.append(start()) or started[-1])  # type: ignore[func-returns-value]
+    assert seen.told == ["ready", "lost", "ready"]
+    assert started[0].process.returncode == -signal.SIGKILL
+
+
+async def test_the_first_workers_last_word_is_final(child_of: Callable[[str], Callable[[], Child]]) -> None:
+    script = "link.send(StoppedEarly(epoch, Failure('StartupError', 'too big', 'InsufficientMemory'))); sys.exit(1)"
+    seen, engine = Seen(), RemoteEngine()
+    with pytest.raises(StartupError, match="too big") as stopped:
+        await asyncio.wait_for(Supervisor(CONFIGURE, engine, seen, child_of(script)).run(), 20)
+    assert stopped.value.code == "InsufficientMemory"
+    assert seen.told == []
+    with pytest.raises(StartupError):
+        await engine.health()
+
+
+async def test_six_deaths_are_too_many(child_of: Callable[[str], Callable[[], Child]]) -> None:
+    seen, engine = Seen(), RemoteEngine()
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 0.001
+        return now
+
+    starts = 0
+    start = child_of("sys.exit(7)")
+
+    def counted() -> Child:
+        nonlocal starts
+        starts += 1
+        return start()
+
+    with pytest.raises(EngineDead, match="exited with status 7"):
+        await asyncio.wait_for(Supervisor(CONFIGURE, engine, seen, counted, clock=clock).run(), 40)
+    assert starts == 6
+    with pytest.raises(EngineDead):
+        await engine.health()
+
+
+async def test_stopping_asks_the_worker_and_starts_no_other(child_of: Callable[[str], Callable[[], Child]]) -> None:
+    seen, engine = Seen(), RemoteEngine()
+    supervisor = Supervisor(CONFIGURE, engine, seen, child_of("link.send(ready); link.receive(); sys.exit(0)"))
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(seen.once_ready.wait(), 20)
+    await supervisor.stop(1.0)
+    await asyncio.wait_for(running, 5)
+    assert seen.told == ["ready"]
