@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
 import msgspec
 
@@ -14,18 +15,19 @@ __all__ = ["best_events"]
 
 
 async def best_events(
-    batches: AsyncIterator[list[Event]], candidates: Sequence[Choice], n: int
+    batches: AsyncGenerator[list[Event], None], candidates: Sequence[Choice], n: int
 ) -> AsyncGenerator[list[Event], None]:
     """Runs all candidates to their end, then yields, in one batch, the events of the `n` of each prompt with the
     highest mean log probability per token, renumbered best first."""
     prompts: list[Event] = []
     by_candidate: defaultdict[int, list[Event]] = defaultdict(list)
-    async for batch in batches:
-        for event in batch:
-            if isinstance(event, PromptScored):
-                prompts.append(event)
-            else:
-                by_candidate[event.choice].append(event)
+    async with aclosing(batches):
+        async for batch in batches:
+            for event in batch:
+                if isinstance(event, PromptScored):
+                    prompts.append(event)
+                else:
+                    by_candidate[event.choice].append(event)
     by_prompt: defaultdict[int, list[Choice]] = defaultdict(list)
     for candidate in candidates:
         by_prompt[candidate.prompt_index].append(candidate)

@@ -71,6 +71,11 @@ class ChatCall(Struct, frozen=True, kw_only=True):
     tenant: str = ""
     timeout_s: float | None = None
 
+    @property
+    def scores_echo(self) -> bool:
+        """Never: what is echoed is a part of the prompt, and its tokens are not set apart."""
+        return False
+
 
 class CompletionCall(Struct, frozen=True, kw_only=True):
     """Texts or ids to continue, each `decoding.n` times. `echo` puts the prompt before the new text."""
@@ -82,3 +87,8 @@ class CompletionCall(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = True
     tenant: str = ""
     timeout_s: float | None = None
+
+    @property
+    def scores_echo(self) -> bool:
+        """Whether the echoed prompt comes with log probabilities."""
+        return self.echo and self.decoding.logprobs is not None

@@ -9,7 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from tickertape.api.calls import ChatCall, CompletionCall
-from tickertape.api.choice import Choice, Echoing
+from tickertape.api.choice import Choice, Scoring
 from tickertape.api.detokenizer import Detokenizer
 from tickertape.api.models import ServedModel
 from tickertape.api.prompts import Prompt
@@ -37,20 +37,18 @@ def make_candidates(
     each = decoding.n if decoding.best_of is None else decoding.best_of
     key = cache_key(decoding.cache_salt)
     deadline = None if call.timeout_s is None else arrival + call.timeout_s
-    echo_logprobs = decoding.logprobs if call.echo else None
+    packed = [pack_tokens(tuple(prompt.tokens)) for prompt in prompts]
     candidates = []
     for index in range(each * len(prompts)):
         prompt_index, again = divmod(index, each)
         prompt = prompts[prompt_index]
-        echoing = Echoing(
-            text=call.echo,
-            logprobs=echo_logprobs,
-            prompt_logprobs=decoding.prompt_logprobs if again == 0 else None,
-            skip_special_tokens=decoding.skip_special_tokens,
+        scoring = Scoring(
+            echo=decoding.logprobs if call.scores_echo else None,
+            alone=decoding.prompt_logprobs if again == 0 else None,
         )
         request = Request(
             id=next(ids),
-            prompt=pack_tokens(tuple(prompt.tokens)),
+            prompt=packed[prompt_index],
             num_prompt_tokens=len(prompt.tokens),
             sampling=replace(
                 samplings[prompt_index],
@@ -58,7 +56,7 @@ def make_candidates(
                 choice=index,
                 # Ranking needs the chosen token's log probability, whether the client sees it or not.
                 logprobs=0 if decoding.best_of is not None and decoding.logprobs is None else decoding.logprobs,
-                prompt_logprobs=echoing.top_of_prompt,
+                prompt_logprobs=scoring.top,
             ),
             cache_key=key,
             tenant=call.tenant,
@@ -67,7 +65,7 @@ def make_candidates(
             deadline=deadline,
         )
         text = _text_stream(call, model, prompt, index)
-        candidates.append(Choice(index, prompt_index, prompt, request, text, echoing))
+        candidates.append(Choice(index, prompt_index, prompt, request, text, scoring))
     return candidates
 
 

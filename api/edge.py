@@ -30,6 +30,7 @@ QUIET_PATHS: Final = OPEN_PATHS | {"/metrics"}
 """Not counted, and logged at level debug only."""
 
 _STATUS_CLIENT_GONE: Final = 499
+_MAX_PATH_CHARS: Final = 200
 _log = logging.getLogger("tickertape.http")
 
 
@@ -50,7 +51,7 @@ class Edge:
         exchange = Exchange(
             request_id=request_id_from(_header(scope, b"x-request-id")),
             method=scope["method"],
-            path=scope["path"],
+            path=scope["path"][:_MAX_PATH_CHARS],
             started=self._clock(),
         )
         exchange.attach(scope)

@@ -58,10 +58,9 @@ class Generation:
         self._num_prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._outcome = "cancelled"
         self._ended = False
-        self._inner = self._run()
-        self._events = self._inner
+        self._events = self._run()
         if len(candidates) > num_choices:
-            self._events = best_events(self._inner, candidates, num_choices // len(prompts))
+            self._events = best_events(self._events, candidates, num_choices // len(prompts))
 
     def __aiter__(self) -> Generation:
         return self
@@ -72,7 +71,6 @@ class Generation:
     async def aclose(self) -> None:
         try:
             await self._events.aclose()
-            await self._inner.aclose()  # an outer generator does not close the one it iterates
         finally:
             self._end()
 
@@ -101,7 +99,7 @@ class Generation:
                         if fanout.is_stopped(n):  # by a stop string, while more was on its way
                             continue
                         before = choice.text.num_tokens
-                        choice.push(delta, self.model, events)
+                        choice.push(delta, events)
                         num_tokens += choice.text.num_tokens - before
                         if choice.finished:
                             fanout.stop(n)

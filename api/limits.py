@@ -8,8 +8,8 @@ __all__ = ["CallLimits"]
 
 
 class CallLimits(Struct, frozen=True, kw_only=True):
-    """`max_choices` bounds prompts x max(n, best_of). `max_logprob_values` bounds the log probabilities that one call
-    can produce: (1 + top) x positions x choices, for the prompt and for the output each."""
+    """`max_choices` bounds prompts x max(n, best_of). `max_logprob_values` bounds the log probabilities of new tokens,
+    (1 + top) x tokens x choices; `max_prompt_logprob_values` those of prompts, which come all at once."""
 
     max_choices: int = 128
     max_stop_strings: int = 16  # OpenAI allows 4
@@ -22,4 +22,5 @@ class CallLimits(Struct, frozen=True, kw_only=True):
     max_logprobs: int = 5  # completions: logprobs
     max_prompt_logprobs: int = 20
     max_logprob_values: int = 2_000_000
+    max_prompt_logprob_values: int = 200_000
     default_completion_tokens: int = 16

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
 from tickertape.api.calls import ChatCall, CompletionCall, Decoding, PromptInput
+from tickertape.api.detokenizer import Detokenizer
 from tickertape.api.models import ServedModel
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.sampling import check_tokens
+from tickertape.api.tokenizer import TextTokenizer
 from tickertape.core.errors import ContextLengthExceeded, InvalidRequest
 
-__all__ = ["Prompt", "PromptEncoder"]
+__all__ = ["Prompt", "PromptEcho", "PromptEncoder"]
 
-_INLINE_CHARS: Final = 2048  # encoding this many takes less than handing them to a thread
+T = TypeVar("T")
+
+_INLINE_SIZE: Final = 2048  # characters or ids: encoding these takes less than handing them to a thread
 _PROBE_CHARS_PER_TOKEN: Final = 16
 
 
+class PromptEcho(Struct, frozen=True):
+    """A prompt as it is shown before the new text. `tokens`, and where each one's text starts in characters, when their
+    log probabilities are shown too; else empty."""
+
+    text: str
+    tokens: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()
+
+
 class Prompt(Struct, frozen=True):
-    """`text` is what an echo shows; None: what the ids decode to. `continues`: the new text goes on from the prompt's
-    (a completion), else it stands alone (a chat's answer) and a first word loses its space as decoding has it."""
+    """`continues`: the new text goes on from the prompt's (a completion), else it stands alone (a chat's answer) and a
+    first word loses its space as decoding has it."""
 
     tokens: Sequence[int]
-    text: str | None
+    echo: PromptEcho | None
     continues: bool
 
 
 class PromptEncoder:
-    """Renders and tokenizes. Templates run in `renders`, long texts are encoded on a thread."""
+    """Renders and tokenizes. Templates run in `renders`, and so does the tokenizing of much."""
 
     def __init__(self, renders: RenderPool) -> None:
         self._renders = renders
@@ -37,8 +51,9 @@ class PromptEncoder:
     async def chat(self, model: ServedModel, call: ChatCall, limit: int) -> Prompt:
         """Raises InvalidRequest (no template, or what the template raises), ContextLengthExceeded."""
         if model.template is None:
-            raise InvalidRequest(f"The model {model.name!r} has no chat template", code="unsupported_value",
-                                 param="messages")  # fmt: skip
+            raise InvalidRequest(
+                f"The model {model.name!r} has no chat template", code="unsupported_value", param="messages"
+            )
         text = await self._renders.render(
             model.template,
             call.messages,
@@ -47,56 +62,58 @@ class PromptEncoder:
             kwargs=call.template_kwargs,
         )
         # The template writes BOS and the like itself.
-        tokens = await self._encode(model, text, call.decoding, limit, add_special_tokens=False, param="messages")
-        shown = _shown(call.messages[-1].get("content")) if call.echo else None
-        return Prompt(_checked(model, tokens, call.decoding, limit, "messages"), shown, call.continue_final_message)
+        encoding = partial(_encode, model, text, call.decoding, limit, add_special_tokens=False, param="messages")
+        tokens = await self._run(encoding, len(text))
+        echo = PromptEcho(_content(call.messages[-1].get("content"))) if call.echo else None
+        return Prompt(_fitting(tokens, call.decoding, limit, "messages"), echo, call.continue_final_message)
 
     async def completion(self, model: ServedModel, call: CompletionCall, limit: int) -> tuple[Prompt, ...]:
-        return tuple([await self._completion(model, call, prompt, limit) for prompt in call.prompts])
+        """Raises InvalidRequest, ContextLengthExceeded."""
+        encoding = partial(_completions, model, call, limit)
+        return await self._run(encoding, sum(len(prompt) for prompt in call.prompts))
 
-    async def _completion(self, model: ServedModel, call: CompletionCall, prompt: PromptInput, limit: int) -> Prompt:
-        if isinstance(prompt, str):
-            special = call.add_special_tokens
-            tokens = await self._encode(model, prompt, call.decoding, limit, add_special_tokens=special, param="prompt")
-        else:
-            check_tokens(model, prompt, "prompt")
-            tokens = prompt
-        kept = _checked(model, tokens, call.decoding, limit, "prompt")
-        whole = isinstance(prompt, str) and len(kept) == len(tokens)
-        return Prompt(kept, prompt if whole and isinstance(prompt, str) else None, True)
-
-    async def _encode(
-        self, model: ServedModel, text: str, decoding: Decoding, limit: int, *, add_special_tokens: bool, param: str
-    ) -> Sequence[int]:
-        tokenizer = model.tokenizer
-        if len(text) <= _INLINE_CHARS:
-            return _one_bos(tokenizer.encode(text, add_special_tokens=add_special_tokens), tokenizer.bos_token_id)
-
-        def encode() -> list[int]:
-            # A text far beyond the context is refused by its beginning, so that megabytes are not tokenized for it.
-            probe = limit * _PROBE_CHARS_PER_TOKEN
-            if decoding.truncate_prompt_tokens is None and len(text) > 2 * probe:
-                found = len(tokenizer.encode(text[:probe], add_special_tokens=False))
-                if found > limit:
-                    raise _too_long(f"more than {found}", limit, param)
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-        return _one_bos(await self._renders.run(encode), tokenizer.bos_token_id)
+    async def _run(self, work: Callable[[], T], size: int) -> T:
+        return work() if size <= _INLINE_SIZE else await self._renders.run(work)
 
 
-def _shown(content: Any) -> str:
-    """The text of a message."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part["text"] for part in content)
+def _completions(model: ServedModel, call: CompletionCall, limit: int) -> tuple[Prompt, ...]:
+    return tuple([_completion(model, call, given, limit) for given in call.prompts])
 
 
-def _one_bos(tokens: list[int], bos: int | None) -> Sequence[int]:
-    """A text that writes BOS out does not get a second one from the tokenizer."""
+def _completion(model: ServedModel, call: CompletionCall, given: PromptInput, limit: int) -> Prompt:
+    decoding = call.decoding
+    tokens: Sequence[int] = given if not isinstance(given, str) else _encode(
+        model, given, decoding, limit, add_special_tokens=call.add_special_tokens, param="prompt"
+    )  # fmt: skip
+    kept = _fitting(tokens, decoding, limit, "prompt")
+    if not isinstance(given, str):
+        check_tokens(model, kept, "prompt")
+    echo = None
+    if call.echo:
+        text = given if isinstance(given, str) and len(kept) == len(tokens) else None
+        echo = _echo(
+            model.tokenizer, kept, text, skip_special_tokens=decoding.skip_special_tokens, scored=call.scores_echo
+        )
+    return Prompt(kept, echo, True)
+
+
+def _encode(
+    model: ServedModel, text: str, decoding: Decoding, limit: int, *, add_special_tokens: bool, param: str
+) -> Sequence[int]:
+    tokenizer = model.tokenizer
+    # A text far beyond the context is refused by its beginning, so that megabytes are not tokenized for it.
+    probe = limit * _PROBE_CHARS_PER_TOKEN
+    if decoding.truncate_prompt_tokens is None and len(text) > 2 * probe:
+        found = len(tokenizer.encode(text[:probe], add_special_tokens=False))
+        if found > limit:
+            raise _too_long(f"more than {found}", limit, param)
+    tokens = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    bos = tokenizer.bos_token_id
+    # A text that writes BOS out does not get a second one from the tokenizer.
     return tokens[1:] if bos is not None and tokens[:2] == [bos, bos] else tokens
 
 
-def _checked(model: ServedModel, tokens: Sequence[int], decoding: Decoding, limit: int, param: str) -> Sequence[int]:
+def _fitting(tokens: Sequence[int], decoding: Decoding, limit: int, param: str) -> Sequence[int]:
     """Truncated as asked. Raises InvalidRequest for no tokens, ContextLengthExceeded for too many."""
     keep = decoding.truncate_prompt_tokens
     if keep is not None:
@@ -109,6 +126,33 @@ def _checked(model: ServedModel, tokens: Sequence[int], decoding: Decoding, limi
     if len(tokens) > limit - (0 if decoding.max_tokens == 0 else 1):
         raise _too_long(str(len(tokens)), limit, param)
     return tokens
+
+
+def _echo(
+    tokenizer: TextTokenizer, tokens: Sequence[int], text: str | None, *, skip_special_tokens: bool, scored: bool
+) -> PromptEcho:
+    """`text` None: what the tokens decode to. A character that they leave open comes whole with the new text."""
+    if text is not None and not scored:
+        return PromptEcho(text)
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+    offsets: list[int] = []
+    made: list[str] = []
+    length = 0
+    for token in tokens:
+        offsets.append(length)
+        made.append(detokenizer.push(token))
+        length += len(made[-1])
+    shown = "".join(made) if text is None else text
+    if not scored:
+        return PromptEcho(shown)
+    return PromptEcho(shown, tuple(tokens), tuple([min(start, len(shown)) for start in offsets]))
+
+
+def _content(content: Any) -> str:
+    """The text of a message."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part["text"] for part in content)
 
 
 def _too_long(found: str, limit: int, param: str) -> ContextLengthExceeded:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from tickertape.api.calls import Decoding
+from tickertape.api.calls import ChatCall, CompletionCall, Decoding
 from tickertape.api.limits import CallLimits
 from tickertape.api.models import ServedModel
 from tickertape.core.errors import ContextLengthExceeded, InvalidRequest
@@ -23,13 +23,14 @@ __all__ = [
 ]
 
 
-def check_tokens(model: ServedModel, tokens: Iterable[int], param: str) -> None:
+def check_tokens(model: ServedModel, tokens: Collection[int], param: str) -> None:
     """Raises InvalidRequest when an id is not in the model's vocabulary."""
-    for token in tokens:
-        if not 0 <= token < model.vocab_size:
-            raise InvalidRequest(
-                f"Invalid value for {param!r}: token id {token} is not in 0..{model.vocab_size - 1}", param=param
-            )
+    if not tokens or (min(tokens) >= 0 and max(tokens) < model.vocab_size):
+        return
+    wrong = next(token for token in tokens if not 0 <= token < model.vocab_size)
+    raise InvalidRequest(
+        f"Invalid value for {param!r}: token id {wrong} is not in 0..{model.vocab_size - 1}", param=param
+    )
 
 
 def check_logprobs(model: ServedModel, decoding: Decoding, limits: CallLimits, *, param: str, most: int) -> None:
@@ -48,15 +49,16 @@ def check_logprobs(model: ServedModel, decoding: Decoding, limits: CallLimits, *
         )
 
 
-def check_scoring(model: ServedModel, decoding: Decoding, *, echo: bool, param: str) -> None:
+def check_scoring(model: ServedModel, call: ChatCall | CompletionCall, *, param: str) -> None:
     """Whether prompts may be scored, and when a call may ask for nothing else. Raises InvalidRequest."""
-    if not model.capabilities.prompt_logprobs:
-        field = "prompt_logprobs" if decoding.prompt_logprobs is not None else param
-        if decoding.prompt_logprobs is not None or (echo and decoding.logprobs is not None):
-            raise InvalidRequest(
-                "The backend of this model cannot score prompts", code="unsupported_value", param=field
-            )
-    if decoding.max_tokens == 0 and not echo and decoding.prompt_logprobs is None:
+    alone = call.decoding.prompt_logprobs is not None
+    if (alone or call.scores_echo) and not model.capabilities.prompt_logprobs:
+        raise InvalidRequest(
+            "The backend of this model cannot score prompts",
+            code="unsupported_value",
+            param="prompt_logprobs" if alone else param,
+        )
+    if call.decoding.max_tokens == 0 and not (alone or call.echo):
         raise InvalidRequest(
             "Invalid value for 'max_tokens': must be at least 1, or 0 when only the prompt is wanted "
             "(echo, prompt_logprobs)",
@@ -65,18 +67,20 @@ def check_scoring(model: ServedModel, decoding: Decoding, *, echo: bool, param: 
 
 
 def check_values(
-    decoding: Decoding, limits: CallLimits, num_output_tokens: int, num_prompt_tokens: int, num_echoes: int
+    call: ChatCall | CompletionCall, limits: CallLimits, *, num_prompt_tokens: int, num_echoed: int, num_new: int
 ) -> None:
-    """Bounds the log probabilities that a call can produce. Raises InvalidRequest with the product."""
-    wanted = (
-        ("prompt_logprobs", decoding.prompt_logprobs, num_prompt_tokens),
-        ("logprobs", decoding.logprobs, num_output_tokens + num_echoes * num_prompt_tokens),
-    )
-    for field, top, positions in wanted:
-        if top is not None and (values := (1 + top) * positions) > limits.max_logprob_values:
+    """Bounds the log probabilities that a call can produce: over its prompts, over all echoes of these, over all new
+    tokens. Raises InvalidRequest with the product."""
+    decoding = call.decoding
+    for field, top, positions, most in (
+        ("prompt_logprobs", decoding.prompt_logprobs, num_prompt_tokens, limits.max_prompt_logprob_values),
+        ("logprobs", decoding.logprobs, num_echoed if call.scores_echo else 0, limits.max_prompt_logprob_values),
+        ("logprobs", decoding.logprobs, num_new, limits.max_logprob_values),
+    ):
+        if top is not None and (values := (1 + top) * positions) > most:
             raise InvalidRequest(
                 f"Invalid value for {field!r}: {1 + top} log probabilities at each of {positions} positions are "
-                f"{values}, at most {limits.max_logprob_values} are allowed in one request",
+                f"{values}, at most {most} are allowed in one request",
                 param=field,
             )
 

@@ -110,7 +110,7 @@ class Service:
         check_choices(num_prompts, decoding, self.limits)
         check_decoding(decoding, self.limits)
         check_logprobs(model, decoding, self.limits, param=rules.logprobs_field, most=rules.max_logprobs)
-        check_scoring(model, decoding, echo=call.echo, param=rules.logprobs_field)
+        check_scoring(model, call, param=rules.logprobs_field)
         return to_sampling(model, decoding)
 
     def _start(
@@ -130,9 +130,16 @@ class Service:
             resolve_max_tokens(decoding, length, limit, default=rules.default_tokens, param=rules.prompt_field)
             for length in prompt_lengths
         ]
-        check_values(decoding, self.limits, each * sum(lengths), sum(prompt_lengths), each if call.echo else 0)
+        num_prompt_tokens = sum(prompt_lengths)
+        check_values(
+            call,
+            self.limits,
+            num_prompt_tokens=num_prompt_tokens,
+            num_echoed=each * num_prompt_tokens,
+            num_new=each * sum(lengths),
+        )
         samplings = [replace(sampling, max_tokens=length) for length in lengths]
-        ticket = self.admission.admit(model.name, each * len(prompts), each * sum(prompt_lengths))
+        ticket = self.admission.admit(model.name, each * len(prompts), each * num_prompt_tokens)
         return Generation(
             model,
             prompts,

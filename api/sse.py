@@ -5,7 +5,7 @@ A small subclass of sse-starlette's response. What differs from it, on purpose:
   timer of a stream watches over its sends.
 - The ping is ours: a comment, and only after `keep_alive_s` of silence.
 - Its shutdown watcher is never started. Draining starts on the signal, in the front door, and lets streams finish.
-- `Cache-Control: no-cache`, as OpenAI sends it.
+- `Cache-Control: no-cache`, as OpenAI sends it, and no `Connection`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class EventStream(EventSourceResponse):
         super().__init__(
             events, headers={**_HEADERS, **(headers or {})}, ping=keep_alive_s, send_timeout=send_timeout_s, sep="\n"
         )
+        del self.headers["connection"]  # the server's to say, and wrong under HTTP/2
         self._events = events
         self._keep_alive_s = keep_alive_s
         self._send_timeout_s = send_timeout_s

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +27,10 @@ from tickertape.api.sse import SSE_DONE, EventStream
 from tickertape.core.errors import InvalidRequest, TickertapeError
 
 __all__ = ["Chunks", "Endpoint", "Kind", "Parsed"]
+
+_MAX_NAME_CHARS: Final = 200
+_MAX_LISTED: Final = 32
+_HARMLESS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 _log = logging.getLogger("tickertape.http")
 
@@ -72,8 +77,8 @@ class Endpoint:
         options = self._options
         body = await read_json_object(request, max_bytes=options.max_body_bytes, max_depth=options.max_json_depth)
         parsed = self._kind.parse(body, lenient=options.lenient)
-        exchange.model = parsed.request.model
-        headers = {"x-tickertape-ignored": ", ".join(parsed.ignored)} if parsed.ignored else {}
+        exchange.model = parsed.request.model[:_MAX_NAME_CHARS]
+        headers = {"x-tickertape-ignored": _listed(parsed.ignored)} if parsed.ignored else {}
         starting = self._kind.start(
             parsed.request,
             tenant=exchange.tenant,
@@ -168,6 +173,12 @@ class Endpoint:
                 _log.error("stream failed", exc_info=error, extra={"fields": {"request_id": exchange.request_id}})
             exchange.outcome = spelling(public).outcome
             yield error_event(public)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """For a header: the names are the client's, and only harmless ones are repeated."""
+    shown = [name if _HARMLESS.fullmatch(name) else "?" for name in names[:_MAX_LISTED]]
+    return ", ".join([*shown, "..."] if len(names) > _MAX_LISTED else shown)
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:

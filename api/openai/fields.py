@@ -10,9 +10,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from tickertape.core.errors import InvalidRequest
 
-__all__ = ["Closed", "TextOrTexts", "checked", "field_path"]
+__all__ = ["MAX_ENTRIES", "Closed", "TextOrTexts", "checked", "field_path"]
 
 M = TypeVar("M", bound=BaseModel)
+
+MAX_ENTRIES: Final = 4096
+"""Of any list or object whose entries are looked at one by one here; bounds what parsing a body costs."""
 
 _MAX_SHOWN_CHARS: Final = 100
 
@@ -75,6 +78,9 @@ def _refusal(kind: str, param: str, context: Mapping[str, Any], given: object) -
     if kind == "literal_error":
         text = f"Invalid value for {param!r}: supported are {context['expected']}"
         return InvalidRequest(text, code="unsupported_value", param=param)
+    if kind == "too_long":
+        text = f"Invalid value for {param!r}: at most {context['max_length']} entries are allowed"
+        return InvalidRequest(text, code="invalid_value", param=param)
     if kind == "unsupported_value":
         return InvalidRequest(f"{param!r}: {context['reason']}", code="unsupported_value", param=param)
     if (wanted := _WANTED.get(kind)) is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from tickertape.api.openai.fields import Closed
+from tickertape.api.openai.fields import MAX_ENTRIES, Closed
 
 __all__ = ["Message", "as_template_message"]
 
@@ -48,7 +48,7 @@ Part = Annotated[
     | Annotated[Any, BeforeValidator(_refuse_part), Tag("<other>")],
     Discriminator(_part_tag),
 ]
-Parts = list[Part]
+Parts = Annotated[list[Part], Field(max_length=MAX_ENTRIES)]
 
 Content = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[Parts, Tag("<parts>")],
@@ -84,7 +84,7 @@ class AssistantMessage(Closed):
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_ENTRIES)] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     # What answers carry and clients send back as it came.

@@ -7,10 +7,12 @@ A field that stands in `refusals.py` takes only what is listed there. `user`, `m
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from tickertape.api.calls import ChatCall, CompletionCall, Decoding, PromptInput
-from tickertape.api.openai.fields import Closed, TextOrTexts
+from tickertape.api.openai.fields import MAX_ENTRIES, Closed, TextOrTexts
 from tickertape.api.openai.messages import Message, as_template_message
 from tickertape.core.errors import InvalidRequest
 
@@ -32,7 +34,7 @@ class SharedRequest(Closed):
     model: str
     # OpenAI
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_ENTRIES)] | None = None
     max_tokens: int | None = None
     n: int | None = None
     presence_penalty: float | None = None
@@ -77,7 +79,7 @@ class SharedRequest(Closed):
 
 
 class ChatRequest(SharedRequest):
-    messages: list[Message]
+    messages: Annotated[list[Message], Field(max_length=MAX_ENTRIES)]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None

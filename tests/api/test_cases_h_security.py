@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
@@ -93,7 +94,7 @@ async def test_case_133_extreme_sampling_values(make_front: Make, fields: dict[s
 
 
 async def test_case_134_log_probabilities_have_a_product_limit(make_front: Make) -> None:
-    front = await make_front(limits=CallLimits(max_logprob_values=1000))
+    front = await make_front(limits=CallLimits(max_logprob_values=1000, max_prompt_logprob_values=1000))
     for top in (-1, 512, 21):
         assert (await front.complete("x" * 400, prompt_logprobs=top)).json()["error"]["param"] == "prompt_logprobs"
     product = (await front.complete("x" * 400, prompt_logprobs=2)).json()["error"]
@@ -156,6 +157,34 @@ async def test_case_138_large_bodies(make_front: Make) -> None:
     declared = {**front.headers, "content-length": str(50 << 20)}
     answer = await front.client.post("/v1/completions", body=b"{}", headers=declared)
     assert answer.status == 413
+
+
+async def test_lists_of_a_body_are_bounded(make_front: Make) -> None:
+    front = await make_front()
+    many = 100_000
+    for fields, param in (
+        ({"content": [{"role": "user", "content": "a"}] * many}, "messages"),
+        ({"content": [{"role": "user", "content": [{"type": "text", "text": ""}] * many}]}, "messages[0].content"),
+        ({"logit_bias": {str(n): 1 for n in range(many)}}, "logit_bias"),
+    ):
+        begun = time.monotonic()
+        answer = await front.chat(**fields)
+        assert time.monotonic() - begun < 1
+        assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_a_long_prompt_does_not_hold_up_the_others(make_front: Make) -> None:
+    front = await make_front(max_model_len=1 << 20, num_blocks=9)
+    asked = [asyncio.ensure_future(front.complete("a" * 200_000)) for _ in range(4)]
+    asked += [asyncio.ensure_future(front.complete(["word " * 400] * 100)) for _ in range(2)]
+    slowest = 0.0
+    while not all(each.done() for each in asked):
+        begun = time.monotonic()
+        assert (await front.client.get("/health")).status == 200
+        slowest = max(slowest, time.monotonic() - begun)
+        await asyncio.sleep(0.001)
+    assert slowest < 0.1
+    assert all(each.result().status == 400 for each in asked)
 
 
 async def test_names_of_models_are_only_looked_up(make_front: Make) -> None:

@@ -155,6 +155,10 @@ async def test_lenient_serves_and_lists_what_it_ignored(make_front: Make) -> Non
     assert answer.headers["x-tickertape-ignored"] == "tools, nonsense"
     assert "x-tickertape-ignored" not in (await front.chat(temperature=0)).headers
     assert (await front.chat(temperature=-1)).status == 400
+    hostile = await front.chat(**{"a\r\nset-cookie: x": 1, "é": 2})
+    assert hostile.headers["x-tickertape-ignored"] == "?, ?"
+    many = await front.chat(**{f"f{n}": n for n in range(100)})
+    assert many.headers["x-tickertape-ignored"].endswith("f31, ...")
 
 
 async def test_n_and_seed(make_front: Make) -> None:

@@ -88,6 +88,30 @@ async def test_closing_cancels_before_during_and_after(make_front: Make, n: int)
     await ended.aclose()
 
 
+@pytest.mark.parametrize("decoding", [{}, {"n": 3}, {"best_of": 3}])
+async def test_a_stop_string_ends_the_engines_work(make_front: Make, decoding: dict[str, int]) -> None:
+    front = await make_front({"when": spoken("go"), "tokens": spoken("abSTOP"), "then": "repeat"}, token_s=0.002)
+    generation = await front.service.complete(completion("go", stop=("STOP",), max_tokens=400, **decoding))
+    events = await gather(generation)
+    assert sum(isinstance(event, Piece) and event.finish == "stop" for event in events) == generation.num_choices
+    await front.idle()
+    assert front.engine.stats().num_steps < 60
+    assert generation.usage.completion_tokens == 6 * max(decoding.values(), default=1)
+
+
+async def test_closing_a_best_of_cancels_its_candidates(make_front: Make) -> None:
+    front = await make_front(FOREVER, token_s=0.002)
+    generation = await front.service.complete(completion("long", best_of=3, max_tokens=300))
+    task = asyncio.ensure_future(anext(generation))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await generation.aclose()
+    await front.idle()
+    assert front.engine.stats().num_steps < 150
+
+
 async def test_one_failing_choice_ends_all(make_front: Make) -> None:
     front = await make_front({"when": spoken("bad"), "tokens": spoken("ab"), "fail": {"at": 1}}, FOREVER, token_s=0.002)
     call = CompletionCall(model="scripted", prompts=("long", "bad", "long"), decoding=Decoding(max_tokens=300))
