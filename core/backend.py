@@ -40,7 +40,8 @@ class BackendOptions(Struct, frozen=True, kw_only=True):
 class Capabilities(Struct, frozen=True, kw_only=True):
     """What a backend can do beyond the six methods. The scheduler degrades by these and says so once.
 
-    `ahead`: `forward` may be called for step n + 1 before the output of step n was read, with LAST in its rows.
+    `ahead`: step n + 1 may be scheduled before the output of step n was read, with LAST in its rows, so that the device
+    does not wait for the host; worth it when `forward` returns before the device is done.
     `prompt_logprobs`, `logprobs`, `masks` (grammars), `chunked` (a prompt may come in pieces), `prefix_cache`
     (KV may be reused between sequences), `resume` (sampling is a function of seed and position alone, so a sequence
     replayed elsewhere goes on with the same tokens).

@@ -46,7 +46,8 @@ class Opened(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """A step. A runner first forgets `closed` slots, then takes in `opened` ones, then computes `rows`.
+    """A step. A runner first forgets `closed` slots, then takes in `opened` ones, then computes `rows`. It does so
+    even when it then raises RunnerError; closing an unknown slot is no error, opening a taken one replaces its tenant.
 
     `tables` holds one int32 array [num_slots, max_blocks] per cache group: the block ids of each slot, in order. They
     are the scheduler's own and not copied: read them before `forward` returns and never write. Entries are appended;

@@ -109,9 +109,13 @@ class EngineLoop:
             # A failed row has no id for the next step to go on with: settle first.
             self._scheduler.commit(current, output)
             self._in_flight = self._launch(self._scheduler.prune(following))
+            return
+        refusal = self._forward(following)
+        self._scheduler.commit(current, output)
+        if following is not None and refusal is not None:
+            self._scheduler.fail(following, refusal)
         else:
-            self._in_flight = self._launch(following)
-            self._scheduler.commit(current, output)
+            self._in_flight = following
 
     def _schedule_first(self) -> Step | None:
         """A step when none is in flight. Work that cannot even start would wait for ever behind a green health."""
@@ -122,14 +126,19 @@ class EngineLoop:
 
     def _launch(self, step: Step | None) -> Step | None:
         """Hands a step to the runner; None when there is none, or when it failed at once."""
-        if step is None:
-            return None
-        try:
-            self._runner.forward(step.batch)
-        except RunnerError as error:
-            self._scheduler.fail(step, error)
-            return None
-        return step
+        refusal = self._forward(step)
+        if step is None or refusal is None:
+            return step
+        self._scheduler.fail(step, refusal)
+        return None
+
+    def _forward(self, step: Step | None) -> RunnerError | None:
+        if step is not None:
+            try:
+                self._runner.forward(step.batch)
+            except RunnerError as error:
+                return error
+        return None
 
     def _note(self, duration_s: float) -> None:
         self._durations_s.append(duration_s)

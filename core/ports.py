@@ -60,8 +60,9 @@ class ModelRunner(Protocol):
     """The host schedules, the plugin computes and samples.
 
     One thread calls everything, in this order: plan, load, allocate, then any number of forward + sample pairs, then
-    close (which may be called twice, and at any time). With the capability `ahead`, forward for step n + 1 may come
-    before sample for step n was called; never more than one step ahead, and sample answers in step order.
+    close (which may be called twice, and at any time). forward and sample always alternate. With the capability
+    `ahead`, a batch may have been made before the output of the step before it was known: LAST stands in its rows, and
+    a row may belong to a sequence that has ended meanwhile.
     """
 
     def plan(self, limits: Limits) -> MemoryPlan:
@@ -82,7 +83,7 @@ class ModelRunner(Protocol):
         ...
 
     def sample(self, masks: Masks | None) -> StepOutput:
-        """The ids of the oldest step not yet sampled. `masks` apply to the wanted logits, in row order."""
+        """The ids of the step last handed to forward. `masks` apply to the wanted logits, in row order."""
         ...
 
     def close(self) -> None: ...

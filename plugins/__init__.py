@@ -14,6 +14,9 @@ and in the plugin's pyproject.toml:
     mine = "mine"
 """
 
+if __name__ != "tickertape.plugins":
+    raise ModuleNotFoundError("this room is imported as tickertape.plugins", name=__name__)
+
 from tickertape.core.backend import Backend, BackendKind, BackendOptions, Capabilities, ModelSpec
 from tickertape.core.batch import LAST, Array, Batch, Logprobs, Masks, Opened, Row, StepOutput
 from tickertape.core.errors import (
@@ -26,6 +29,19 @@ from tickertape.core.errors import (
     Unavailable,
 )
 from tickertape.core.memory import CacheGroup, Limits, MemoryPlan
+from tickertape.core.output_parser import (
+    CallFormat,
+    ContentPart,
+    ModelSigns,
+    OutputParser,
+    OutputParserKind,
+    OutputParserSpec,
+    OutputPart,
+    ParserContext,
+    ReasoningPart,
+    ToolCallPart,
+    new_call_id,
+)
 from tickertape.core.ports import (
     Answer,
     Engine,
@@ -62,7 +78,9 @@ __all__ = [
     "BackendOptions",
     "Batch",
     "CacheGroup",
+    "CallFormat",
     "Capabilities",
+    "ContentPart",
     "Engine",
     "EngineDead",
     "EngineStats",
@@ -78,11 +96,18 @@ __all__ = [
     "Masks",
     "MemoryPlan",
     "ModelRunner",
+    "ModelSigns",
     "ModelSpec",
     "Opened",
+    "OutputParser",
+    "OutputParserKind",
+    "OutputParserSpec",
+    "OutputPart",
+    "ParserContext",
     "PluginError",
     "Predictor",
     "Progress",
+    "ReasoningPart",
     "Request",
     "Row",
     "RunnerError",
@@ -95,10 +120,12 @@ __all__ = [
     "TickertapeError",
     "TokenDelta",
     "TokenLogprobs",
+    "ToolCallPart",
     "Unavailable",
     "WeightSet",
     "WeightSource",
     "hookimpl",
+    "new_call_id",
     "pack_tokens",
     "unpack_tokens",
 ]
