@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tickertape.api.events import Echo, Event, Piece, PromptScored, Usage
 from tickertape.api.generation import Generation
 from tickertape.api.openai.heads import Head, usage_body
+from tickertape.api.openai.json_text import encode_text
 from tickertape.api.openai.logprobs import chat_logprobs, prompt_entries
 from tickertape.api.openai.stream_tail import StreamTail
 
@@ -62,7 +63,7 @@ class ChatStream:
     def _piece(self, piece: Piece) -> bytes:
         if piece.finish is None:
             if piece.logprobs is None and not piece.tokens and self._tail.constant and not self._extra:
-                content = _encode(piece.text)
+                content = encode_text(piece.text)
                 return b'%b%d,"delta":{"content":%b%b' % (self._choice, piece.choice, content, self._text_end)
             return self._text(piece)
         # Text and finish never share a chunk; what belongs to no text goes with the finish.
@@ -73,7 +74,7 @@ class ChatStream:
         logprobs = b"null"
         if piece.logprobs is not None:
             logprobs = _encode(chat_logprobs(piece.logprobs, self._tokenizer))
-        content = _encode(piece.text)
+        content = encode_text(piece.text)
         return self._chunk(
             piece.choice,
             b'{"content":' + content + b"}",
@@ -93,7 +94,7 @@ class ChatStream:
 
     def _echo(self, echo: Echo) -> bytes:
         logprobs = b"null" if echo.logprobs is None else _encode(chat_logprobs(echo.logprobs, self._tokenizer))
-        content = _encode(echo.text)
+        content = encode_text(echo.text)
         delta = b'{"content":' + content + b"}"
         return self._chunk(echo.choice, delta, logprobs=logprobs, content_bytes=len(content))
 

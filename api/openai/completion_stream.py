@@ -9,6 +9,7 @@ import msgspec
 from tickertape.api.events import Echo, Event, Piece, PromptScored, Usage
 from tickertape.api.generation import Generation
 from tickertape.api.openai.heads import Head, usage_body
+from tickertape.api.openai.json_text import encode_text
 from tickertape.api.openai.logprobs import legacy_logprobs, prompt_entries
 from tickertape.api.openai.stream_tail import StreamTail
 
@@ -60,7 +61,7 @@ class CompletionStream:
         index = piece.choice
         if piece.finish is None:
             if piece.logprobs is None and not self._scores and self._tail.constant and not self._return_token_ids:
-                return b'%b%b,"index":%d%b' % (self._choice, _encode(piece.text), index, self._text_end)
+                return b'%b%b,"index":%d%b' % (self._choice, encode_text(piece.text), index, self._text_end)
             return self._with_entries(piece, piece.text)
         sent = self._with_entries(piece, piece.text) if piece.text else b""
         reason = b'"%b","stop_reason":%b' % (piece.finish.encode(), _encode(piece.stop_reason))
@@ -82,7 +83,7 @@ class CompletionStream:
         *,
         finish: bytes = b"null",
     ) -> bytes:
-        content = _encode(text)
+        content = encode_text(text)
         logprobs = b"null" if entries is None else _encode(legacy_logprobs(entries, self._tokenizer, offset))
         return b'%b%b,"index":%d,"logprobs":%b,"finish_reason":%b%b}]%b' % (
             self._choice, content, index, logprobs, finish, self._extra(index, tokens),

@@ -10,6 +10,7 @@ import pytest
 
 from tickertape.testing.asgi import Answer
 from tickertape.testing.front import Front, spoken
+from tickertape.testing.openai_stream import told
 
 Make = Callable[..., Awaitable[Front]]
 
@@ -201,3 +202,12 @@ async def test_headers_of_a_stream(hi: Front) -> None:
     assert headers["x-accel-buffering"] == "no"
     assert "content-length" not in headers
     assert "content-encoding" not in headers
+
+
+async def test_no_text_can_end_a_line_of_the_stream(make_front: Make) -> None:
+    text = "a\r\nb\u2028c\u2029d\x85e\x0bf\x1cg\0h"
+    front = await make_front({"when": spoken("go"), "tokens": spoken(text)})
+    for answer in (await front.chat("go", stream=True), await front.complete("go", stream=True, max_tokens=40)):
+        lines = answer.body.decode().splitlines()
+        assert all(not line or line.startswith("data: ") for line in lines)
+        assert told(answer)[0].text == text
