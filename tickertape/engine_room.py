@@ -55,8 +55,8 @@ def make(backend: Backend, configure: Configure) -> Any:
 def build_loop(backend: Backend, configure: Configure, report: Report) -> PagedParts:
     """Makes the runner, loads its weights, sizes and allocates the KV cache, computes one step. Raises StartupError."""
     runner: ModelRunner = make(backend, configure)
-    weights = MappedWeights(Path(configure.spec.path))
     with _blamed(backend.name, "load"):
+        weights = MappedWeights(Path(configure.spec.path))
         for progress in runner.load(weights):
             report(progress)
     kv_cache_bytes = configure.kv_cache_bytes

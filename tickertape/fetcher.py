@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from tickertape.children import adopt_socket, die_with_parent
@@ -42,7 +43,8 @@ def main(fd: int) -> int:
     except Exception as error:
         if not isinstance(error, TickertapeError):
             _log.error("the fetcher cannot go on", exc_info=error)
-        link.send(StoppedEarly(0, Failure.of(_last_word(error))))
+        with suppress(BrokenPipeError):
+            link.send(StoppedEarly(0, Failure.of(_last_word(error))))
         return 1
     return 0
 

@@ -49,9 +49,10 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for connection, received in self._adopt:
-            _, protocol = await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
-            if received:
-                protocol.data_received(received)
+            with contextlib.suppress(OSError):  # the client went away meanwhile
+                _, protocol = await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+                if received:
+                    protocol.data_received(received)
 
     def _protocol(self) -> asyncio.Protocol:
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from threading import Thread
+from typing import Final, TypeVar
 
 from tickertape.core.backend import Backend
 from tickertape.core.engine import PagedEngine
@@ -17,6 +19,8 @@ from tickertape.supervisor import Watcher
 __all__ = ["InProcess"]
 
 _HEALTH_S: Final = 1.0
+
+T = TypeVar("T")
 
 
 class InProcess:
@@ -63,7 +67,34 @@ class InProcess:
             with suppress(RuntimeError):  # the server stopped meanwhile, and its loop is closed
                 loop.call_soon_threadsafe(self._watcher.loading, self._configure.spec.name, progress)
 
-        parts = await asyncio.to_thread(build_loop, backend, self._configure, report)
+        parts = await _on_daemon_thread(lambda: build_loop(backend, self._configure, report))
         engine = PagedEngine(parts.loop, parts.plan)
         await engine.start()
         return engine, parts.num_blocks
+
+
+def _on_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """What `work` returns or raises. Unlike `asyncio.to_thread`, a server that stops does not wait for it."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def body() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    Thread(target=body, name="load", daemon=True).start()
+    return future

@@ -27,9 +27,10 @@ from tickertape.api.tokenizer import TextTokenizer
 from tickertape.boot import WORKER, Boot
 from tickertape.children import Child
 from tickertape.core.backend import Backend, ModelSpec
-from tickertape.core.errors import PluginError, StartupError, TickertapeError
+from tickertape.core.errors import StartupError, TickertapeError
 from tickertape.core.messages import Configure, Fetch, Ready
 from tickertape.core.ports import Engine, EngineStats, Progress
+from tickertape.failures import complain, first_of, reason_of
 from tickertape.fetching import fetch_models
 from tickertape.hints import hints, url_of
 from tickertape.http_server import HttpServer
@@ -118,7 +119,7 @@ class Front:
                 self._service, self._models, self._readiness, self._metrics, options=wire_options(self._settings)
             )
         except StartupError as error:
-            _complain(error)
+            complain(error)
             return _FAILED
         http = HttpServer(app, keep_alive_s=self._settings.http_keep_alive_s, adopt=self._boot.stop_responding())
         serving = asyncio.create_task(http.serve([self._boot.listener]))
@@ -173,7 +174,7 @@ class Front:
                 async for spec in specs:
                     group.create_task(self._host(spec, plugins, workers.pop(0) if workers else None))
         except BaseExceptionGroup as errors:
-            raise _first(errors) from errors
+            raise first_of(errors) from errors
 
     async def _host(self, spec: ModelSpec, plugins: Plugins, worker: Child | None) -> None:
         name = spec.name
@@ -204,8 +205,8 @@ class Front:
     async def _fail(self, hosting: asyncio.Task[None], asked: asyncio.Task[None]) -> int:
         error = hosting.exception()
         assert error is not None
-        self._standing.failed(_reason(error))
-        _complain(error)
+        self._standing.failed(reason_of(error))
+        complain(error)
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(asked), self._settings.startup_linger_s)
         await self._stop_hosts()
@@ -229,26 +230,3 @@ class Front:
 
 def _read_text(directory: Path) -> _Text:
     return _Text(TextTokenizer.from_directory(directory), ChatTemplate.from_directory(directory))
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _reason(error: BaseException) -> str:
-    """What /readyz shows: a StartupError's code is made for it."""
-    if isinstance(error, StartupError):
-        return error.code
-    return "PluginFailed" if isinstance(error, PluginError) else "WorkerFailed"
-
-
-def _complain(error: BaseException) -> None:
-    """One line for a person. What is not of the error tree is a bug of ours, and is logged whole."""
-    if isinstance(error, TickertapeError):
-        print(f"tickertape: {error.message}", file=sys.stderr, flush=True)
-    else:
-        _log.error("the server failed", exc_info=error)
-        print(f"tickertape: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr, flush=True)

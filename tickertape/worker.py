@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import Final, Protocol
 
 from tickertape.children import adopt_socket, die_with_parent
@@ -116,13 +117,13 @@ def _serve(configure: Configure, link: Link[ToWorker]) -> int:
             _serve_runner(backend, configure, link, reader)
         else:
             asyncio.run(EngineWorker(configure, link).run(backend, reader.feed))
-    except OSError as error:
-        _log.info("the front is gone: %s", error)
-        return 0
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the front is gone, and nobody is left to serve
     except Exception as error:
         if not isinstance(error, StartupError):
             _log.error("the worker cannot go on", exc_info=error)
-        link.send(StoppedEarly(configure.epoch, Failure.of(_last_word(error))))
+        with suppress(OSError):
+            link.send(StoppedEarly(configure.epoch, Failure.of(_last_word(error))))
         return 1
     return 0
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tickertape.testing.processes import Server, events, text_of, wait_until
+from tickertape.testing.templates import HOSTILE_LOOPS
 
 Serve = Callable[..., Server]
 
@@ -85,6 +89,18 @@ def test_a_second_signal_ends_it_at_once(serve: Serve, number: signal.Signals) -
         for _ in lines:
             pass
     assert server.wait(2) == 128 + number
+
+
+def test_a_long_template_does_not_hold_up_the_exit(start: Callable[..., Server], tiny: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny, tmp_path / "tiny")
+    (model / "chat_template.jinja").write_text(HOSTILE_LOOPS)
+    server = start(Server, str(model), "--port", "0", "--grace-s", "0.5").until_ready()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(httpx.post, f"{server.url}/v1/chat/completions", json=body, timeout=30)
+        time.sleep(0.5)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(3) == 0
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.5])

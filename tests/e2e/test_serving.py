@@ -135,11 +135,15 @@ def test_a_killed_worker_is_replaced(serve: Serve) -> None:
 
 def test_readiness_flips_while_the_worker_is_away(serve: Serve) -> None:
     server = serve().until_ready()
-    os.kill(server.worker(), signal.SIGKILL)
-    wait_until(lambda: server.client.get("/readyz").status_code == 503, 2.0)
-    assert server.client.get("/readyz").json()["reason"] in ("WorkerRestarting", "Loading", "Warming")
-    assert server.client.get("/livez").status_code == 200
-    server.until_ready()
+    reasons = set()
+    for _ in range(3):
+        os.kill(server.worker(), signal.SIGKILL)
+        wait_until(lambda: server.client.get("/readyz").status_code == 503, 2.0)
+        reasons.add(server.client.get("/readyz").json()["reason"])
+        assert server.client.get("/livez").status_code == 200
+        server.until_ready()
+    # A slow machine may look only when the next worker loads already, but not three times.
+    assert "WorkerRestarting" in reasons
 
 
 def test_what_had_produced_nothing_goes_to_the_next_worker(serve: Serve) -> None:
@@ -224,6 +228,13 @@ def test_nothing_leaks(serve: Serve, record_property: Callable[[str, object], No
     rss_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
     record_property("front_rss_mib", rss_kib // 1024)
     assert rss_kib <= 150 << 10
+
+
+def test_the_front_loads_no_backend(serve: Serve) -> None:
+    server = serve().until_ready()
+    mapped = Path(f"/proc/{server.process.pid}/maps").read_text()
+    assert "uvloop" in mapped  # the page does show what is imported
+    assert "torch" not in mapped
 
 
 def test_the_engine_may_live_in_the_front(serve: Serve) -> None:

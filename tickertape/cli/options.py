@@ -118,4 +118,7 @@ def _default_text(field: FieldInfo) -> str:
 
 def environment_note() -> str:
     """A sentence for the end of a help page."""
-    return f"Every option is a setting too: {ENV_PREFIX}PORT in the environment, port in the file."
+    return (
+        f"Every option is a setting: {ENV_PREFIX}PORT in the environment, port in the file. "
+        "A flag wins over the environment, that over the file."
+    )

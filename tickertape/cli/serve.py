@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 import click
@@ -24,6 +26,9 @@ def serve(**values: Any) -> None:
     logs and, once it is ready, commands to try go to standard error.
 
     Stops on SIGTERM or Ctrl-C: running streams get --grace-s seconds to finish. A second signal ends it at once.
+
+    Exit status: 0 when it was asked to stop, 1 when it could not start or go on (the reason is on standard error, and
+    on /readyz for a moment), 2 for wrong settings, 128 + N after a second signal N.
     """
     try:
         settings = load_settings(Settings, given(values))
@@ -40,4 +45,8 @@ def serve(**values: Any) -> None:
         # The heavy imports, while boot's thread answers on the port.
         from tickertape.server import run
 
-        raise SystemExit(run(settings, boot))
+        status = run(settings, boot)
+    # Not sys.exit: that would wait for threads, and one may be in the middle of a long template.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
