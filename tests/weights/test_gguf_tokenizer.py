@@ -32,14 +32,25 @@ def byte_level(pre: str = "smollm", **more: Any) -> dict[str, Any]:
 
 
 def sentence_piece(**more: Any) -> dict[str, Any]:
-    pieces = {"▁": -9.0, "h": -8.0, "e": -7.0, "l": -6.0, "o": -5.0, "he": -1.0, "ll": -2.0, "▁he": -3.0, "llo": -2.5}
+    pieces = {
+        "▁": -9.0,
+        "h": -8.0,
+        "e": -7.0,
+        "l": -6.0,
+        "o": -5.0,
+        "el": -9.5,
+        "he": -1.0,
+        "ll": -2.0,
+        "▁he": -3.0,
+        "llo": -2.5,
+    }
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{n:02X}>" for n in range(256)), *pieces]
     scores = [0.0] * 259 + list(pieces.values())
     fields: dict[str, Any] = {
         "model": "llama",
         "tokens": tokens,
         "scores": scores,
-        "token_type": [2, 3, 3, *[6] * 256, *[1] * 9],
+        "token_type": [2, 3, 3, *[6] * 256, *[1] * 10],
     }
     fields |= {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0, **more}
     return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
@@ -92,6 +103,17 @@ def test_merges_apply_in_order() -> None:
     assert build(byte_level("smollm"))[0].encode("123").tokens == ["1", "2", "3"]  # digits never merge
 
 
+def test_a_known_word_needs_no_merges_where_the_model_learnt_without() -> None:
+    def with_world(pre: str) -> dict[str, Any]:
+        metadata = byte_level(pre, add_bos_token=False)
+        metadata["tokenizer.ggml.tokens"].append("world")
+        metadata["tokenizer.ggml.token_type"].append(1)
+        return metadata
+
+    assert build(with_world("llama-bpe"))[0].encode("world").tokens == ["world"]
+    assert build(with_world("gpt-2"))[0].encode("world").tokens == ["w", "o", "r", "l", "d"]
+
+
 def test_ids_are_the_positions_in_the_file() -> None:
     metadata = byte_level()
     tokenizer, _ = build(metadata)
@@ -138,6 +160,7 @@ def test_bos_and_eos_are_added_as_the_file_says(metadata: dict[str, Any], before
 def test_sentence_piece_merges_by_score() -> None:
     tokenizer, _ = build(sentence_piece())
     assert tokenizer.encode("hello", add_special_tokens=False).tokens == ["▁he", "llo"]
+    assert tokenizer.encode("ell", add_special_tokens=False).tokens == ["▁", "e", "ll"]  # though "el" is earlier
     assert tokenizer.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
     assert tokenizer.decode(tokenizer.encode("  hello é ").ids) == "  hello é "
 

@@ -70,6 +70,8 @@ def test_a_lying_length_is_refused_without_allocating(tmp_path: Path, length: in
         (b"\xff\xfe{}", b"", "BadHeader"),
         (b"[1, 2]", b"", "BadHeader"),
         (b"[" * 50_000, b"", "BadHeader"),
+        (b'{"a": ' + b"[" * 50_000, b"", "BadHeader"),
+        (b'{"a": {"dtype": "\xff\xfe"}}', b"", "BadHeader"),
         ({"a": {**F32_2, "shape": [-2]}}, bytes(8), "BadHeader"),
         ({"a": {**F32_2, "shape": [2.0]}}, bytes(8), "BadHeader"),
         ({"a": {**F32_2, "shape": [3]}}, bytes(8), "BadHeader"),

@@ -71,22 +71,24 @@ def test_children_do_not_inherit_it(tmp_path: Path) -> None:
         child.wait()
 
 
-def test_a_replaced_file_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("put_back", [True, False])
+def test_a_replaced_file_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put_back: bool) -> None:
     """Somebody clears the folder between open and flock: the lock must be taken on the new file."""
     path = tmp_path / "lock"
-    path.touch()
-    old = os.open(path, os.O_RDWR)
-    fcntl.flock(old, fcntl.LOCK_EX)
-    waits: list[float] = []
+    flock, calls = fcntl.flock, 0
 
-    def replace(waited_s: float) -> None:
-        waits.append(waited_s)
-        path.unlink()
-        path.touch()
-        os.close(old)
+    def replace_first(fd: int, operation: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            path.unlink()
+            if put_back:
+                path.touch()
+        flock(fd, operation)
 
-    with FileLock(path, replace):
-        assert len(waits) == 1
+    monkeypatch.setattr(fcntl, "flock", replace_first)
+    with FileLock(path):
+        assert calls == 2
         with pytest.raises(GaveUpError), FileLock(path, give_up):
             pass
 

@@ -33,6 +33,11 @@ def test_reads_sizes_and_types(models: Any) -> None:
     assert spec.config == BASE
 
 
+def test_the_type_is_that_of_most_bytes(models: Any) -> None:
+    tensors = {"a": A, "b": np.zeros(13, np.uint16), "ids": np.zeros(99, np.int64)}
+    assert read_spec(models.directory("m", {"model.safetensors": tensors}), "m").dtype == "bfloat16"
+
+
 def test_weight_bytes_count_the_indexed_copy_only(models: Any) -> None:
     files = {"one.safetensors": {"a": A}, "two.safetensors": {"a": A, "b": A}}
     directory = models.sharded("m", files, {"a": "one.safetensors", "b": "two.safetensors"})

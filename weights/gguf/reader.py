@@ -112,15 +112,8 @@ class _Cursor:
     def scalar(self, spelling: str) -> Any:
         return struct.unpack(spelling, self.take(struct.calcsize(spelling)))[0]
 
-    def count(self, least_bytes: int) -> int:
-        """A count of things that take at least so many bytes each: more than the file can hold is damage."""
-        value: int = self.scalar("<Q")
-        if value * least_bytes > len(self._data) - self.offset:
-            raise _Truncated
-        return value
-
     def text(self) -> str:
-        return self.take(self.count(1)).decode("utf-8", errors="replace")
+        return self.take(self.scalar("<Q")).decode("utf-8", errors="replace")
 
     def value(self, kind: int, *, nested: bool = False) -> Any:
         if kind == _STRING:
@@ -132,9 +125,9 @@ class _Cursor:
         kind = self.scalar("<I")
         if kind in _SCALARS:
             spelling = np.dtype(_SCALARS[kind])
-            length = self.count(spelling.itemsize)
+            length = self.scalar("<Q")
             return np.frombuffer(self.take(length * spelling.itemsize), spelling).tolist()
-        return [self.value(kind, nested=True) for _ in range(self.count(8))]
+        return [self.value(kind, nested=True) for _ in range(self.scalar("<Q"))]
 
 
 def _parse(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
@@ -145,7 +138,7 @@ def _parse(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
         raise _Bad("big-endian GGUF cannot be read", "UnsupportedFormat")
     if version not in (2, 3):
         raise _Bad(f"GGUF version {version} cannot be read (2 and 3 can)", "UnsupportedFormat")
-    num_tensors, num_values = cursor.count(0), cursor.count(0)
+    num_tensors, num_values = cursor.scalar("<Q"), cursor.scalar("<Q")
     metadata: dict[str, Any] = {}
     for _ in range(num_values):
         key = cursor.text()

@@ -73,8 +73,8 @@ def make_tokenizer(file: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
         raise StartupError(f"{file}: the tokenizer cannot be built: {error}", code="BadHeader") from error
     special = [t for t, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == _CONTROL]
     added = [t for t, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == _USER_DEFINED]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in added])
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
     adds = _adds(vocabulary)
     if (processor := _post_processor(vocabulary, *adds)) is not None:
         tokenizer.post_processor = processor
