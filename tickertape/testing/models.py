@@ -78,7 +78,10 @@ def plain_model(spec: ModelSpec, dtype: str = "float64") -> Callable[[Sequence[i
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        spec.path, dtype=getattr(torch, dtype), attn_implementation="eager"
+        spec.path,
+        dtype=getattr(torch, dtype),
+        attn_implementation="eager",
+        experts_implementation="eager",  # the others know no float64
     ).eval()
 
     def logits(ids: Sequence[int]) -> NDArray[np.float64]:
