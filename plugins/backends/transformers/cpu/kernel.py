@@ -28,6 +28,7 @@ from tickertape.plugins.backends.transformers.cpu.lanes import (
     largest,
     load,
     pointer_like,
+    prefetch,
     scratch_like,
     store,
     width_of,
@@ -36,7 +37,7 @@ from tickertape.plugins.backends.transformers.cpu.tile import LOWEST, Tile, cap,
 
 __all__ = ["attend"]
 
-_FEW_ROWS: Final = 8  # up to here a row's scores are dot products; above, turning the keys first pays
+_FEW_ROWS: Final = 0  # up to here a row's scores are dot products; above, turning the keys first pays
 
 _TICKET: Final = Job.ticket.offset // 8
 _ENTRANTS: Final = Job.entrants.offset // 8
@@ -225,7 +226,7 @@ def _read(job, fields, tile, kv_head, span, start, num_tokens, low, high):  # ty
     num_rows = num_tokens * group
     for square in range(low // COLUMNS, (high + COLUMNS - 1) // COLUMNS):
         first, last = max(low, square * COLUMNS), min(high, (square + 1) * COLUMNS)
-        _find(fields, tile, span, first, last)
+        _find(fields, tile, keys, values, span, first, last, high)
         if num_rows > _FEW_ROWS:
             turn(tile, keys)
             multiply(tile, num_rows)
@@ -239,8 +240,9 @@ def _read(job, fields, tile, kv_head, span, start, num_tokens, low, high):  # ty
 
 
 @njit
-def _find(fields, tile, span, first, last):  # type: ignore[no-untyped-def]
-    """Where the keys and values of positions [first, last) lie; the rest of the columns repeat the last one."""
+def _find(fields, tile, keys, values, span, first, last, high):  # type: ignore[no-untyped-def]
+    """Where the keys and values of positions [first, last) lie; the rest of the columns repeat the last one. Rows of
+    the cache lie far apart, more than the processor foresees: what is needed next is asked for here."""
     block_tokens, num_kv_heads = fields[_BLOCK_TOKENS], fields[_NUM_KV_HEADS]
     table = at(int32_at(fields[_TABLES]), span * fields[_TABLE_STRIDE])
     block, offset = divmod(first, block_tokens)
@@ -248,11 +250,17 @@ def _find(fields, tile, span, first, last):  # type: ignore[no-untyped-def]
         place = (table[block] * block_tokens + offset) * num_kv_heads
         tile.k_places[column] = place * tile.key_dim
         tile.v_places[column] = place * tile.value_dim
+        prefetch(at(values, tile.v_places[column]), tile.value_dim)
         offset += 1
         if offset == block_tokens:
             block, offset = block + 1, 0
     for column in range(last - first, COLUMNS):
         tile.k_places[column] = tile.k_places[last - first - 1]
+    for _ in range(last, min(high, last + COLUMNS)):
+        prefetch(at(keys, (table[block] * block_tokens + offset) * num_kv_heads * tile.key_dim), tile.key_dim)
+        offset += 1
+        if offset == block_tokens:
+            block, offset = block + 1, 0
 
 
 @njit

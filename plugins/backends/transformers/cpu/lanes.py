@@ -42,6 +42,7 @@ __all__ = [
     "maximum",
     "minimum",
     "pointer_like",
+    "prefetch",
     "scratch_like",
     "store",
     "total",
@@ -219,6 +220,25 @@ def _peek(context, pointer, index):  # type: ignore[no-untyped-def]
         return _widen(builder, stored, element, _STORED[pointer.computed], _I32)
 
     return pointer.computed(pointer, types.int64), build
+
+
+@intrinsic
+def prefetch(context, pointer, count):  # type: ignore[no-untyped-def]
+    """Asks for `count` elements to be brought near."""
+    step = 512 // pointer.dtype.bitwidth
+
+    def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        address, flag = ir.PointerType(), _I32
+        function_type = ir.FunctionType(ir.VoidType(), [address, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        zero, one = ir.Constant(ir.IntType(64), 0), ir.Constant(ir.IntType(64), step)
+        with cgutils.for_range_slice(builder, zero, args[1], one, inc=True) as (index, _):
+            place = builder.gep(args[0], [index], source_etype=_STORED[pointer.dtype])
+            read, near, data = (ir.Constant(flag, number) for number in (0, 3, 1))
+            builder.call(function, [builder.bitcast(place, address), read, near, data])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64), build
 
 
 @intrinsic
