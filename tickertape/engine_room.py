@@ -53,15 +53,18 @@ def make(backend: Backend, configure: Configure) -> Any:
 
 
 def build_loop(backend: Backend, configure: Configure, report: Report) -> PagedParts:
-    """Makes the runner, loads its weights, sizes and allocates the KV cache, computes one step. Raises StartupError."""
+    """Makes the runner, promises its memory, loads its weights, allocates the KV cache, computes one step. Raises
+    StartupError."""
     runner: ModelRunner = make(backend, configure)
+    with _blamed(backend.name, "plan"):
+        plan = runner.plan(configure.limits)
+    kv_cache_bytes = configure.kv_cache_bytes
+    if configure.num_blocks is None and kv_cache_bytes is None:
+        kv_cache_bytes = _share_of_free_memory(configure, plan)
     with _blamed(backend.name, "load"):
         weights = MappedWeights(Path(configure.spec.path))
         for progress in runner.load(weights):
             report(progress)
-    kv_cache_bytes = configure.kv_cache_bytes
-    if configure.num_blocks is None and kv_cache_bytes is None:
-        kv_cache_bytes = _share_of_free_memory(configure, runner)
     with _blamed(backend.name, "allocate"):
         loop, plan, num_blocks = paged_loop(
             runner,
@@ -86,11 +89,11 @@ async def start_engine(backend: Backend, configure: Configure) -> Engine:
     return engine
 
 
-def _share_of_free_memory(configure: Configure, runner: ModelRunner) -> int:
-    plan = runner.plan(configure.limits)
+def _share_of_free_memory(configure: Configure, plan: MemoryPlan) -> int:
+    """Before anything is loaded: what the plan speaks for is still free then, mapped weights too, whose page cache
+    counts as free."""
     free = free_memory()
-    # Mapped weights are page cache: they are free memory that we shall want, loaded or not.
-    spoken_for = plan.weight_bytes + plan.workspace_bytes
+    spoken_for = plan.weight_bytes + plan.private_bytes + plan.workspace_bytes
     share = int(max(0, free.num_bytes - spoken_for) * configure.memory_share)
     _log.info(
         "KV cache of %s: (%s - %d MiB for weights and workspace) x %.3g = %d MiB",

@@ -59,7 +59,7 @@ class RemoteEngine:
         self._link, self._refusal = None, refusal
         for entry in self._journal:
             if entry.produced:
-                entry.fail(EngineDead(f"The engine stopped while it answered: {refusal.message}"))
+                entry.fail(EngineDead("The engine stopped while it answered"))
 
     def give_up(self, error: TickertapeError) -> None:
         """No worker will come. Every open request fails, and every new one."""
@@ -116,6 +116,8 @@ class RemoteEngine:
         return self._stats
 
     async def health(self) -> None:
+        if self._draining:
+            raise _DRAINING
         if self._refusal is not None:
             raise self._refusal
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -95,8 +96,8 @@ class Supervisor:
         return self._configure.spec.name
 
     async def run(self) -> None:
-        """Until cancelled or stopped. Raises StartupError when the first worker says
-        why it cannot start, EngineDead when workers die too often."""
+        """Until cancelled or stopped. Raises StartupError when the first worker says why it cannot start, EngineDead
+        when workers die too often."""
         epoch = 0
         while True:
             child, self._first = self._first or self._start_child(), None
@@ -151,10 +152,10 @@ class Supervisor:
             self.engine.detach(restarting)
             self._watcher.lost(self.name, restarting)
         process = life.child.process
-        await _wait_for_exit(process.pid, _TERM_S)
+        await _wait_for_exit(process, _TERM_S)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
-            await _wait_for_exit(process.pid, _TERM_S)
+            await _wait_for_exit(process, _TERM_S)
         life.child.kill()
         if life.last_word is not None:
             error = life.last_word.failure.error()
@@ -166,18 +167,19 @@ class Supervisor:
         lived_s = self._clock() - life.ready_at if life.ready_at is not None else 0.0
         delay_s = self._backoff.died(lived_s)
         if delay_s is None:
-            failed = EngineDead(f"the worker of {self.name} dies again and again; the last time: {death.message}")
-            self.engine.give_up(failed)
-            raise failed
+            self.engine.give_up(EngineDead("The engine has failed and cannot be restarted"))
+            raise EngineDead(f"the worker of {self.name} dies again and again; the last time: {death.message}")
         _log.error("%s; starting another in %.1f s", death.message, delay_s)
         await asyncio.sleep(delay_s)
 
 
-async def _wait_for_exit(pid: int, timeout_s: float) -> None:
-    """Waits for the end of a child of ours that has not been reaped, and leaves the reaping to others."""
+async def _wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Waits for the end of a child of ours."""
+    if process.poll() is not None:
+        return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
-    descriptor = os.pidfd_open(pid)
+    descriptor = os.pidfd_open(process.pid)
     loop.add_reader(descriptor, ended.set)
     try:
         await asyncio.wait_for(ended.wait(), timeout_s)

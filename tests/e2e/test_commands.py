@@ -196,9 +196,9 @@ class Counting:
         self.running += 1
         try:
             for index in range(request.sampling.max_tokens):
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.05)
                 self.steps += 1
-                if index == 20:
+                if index and index == request.sampling.top_k:
                     raise ValueError("too far")
                 last = index + 1 == request.sampling.max_tokens
                 yield TokenDelta((65 + index,), finish=Finish("length") if last else None)
@@ -235,11 +235,12 @@ def test_an_engine_plugin_is_served(
     answer = server.ask("x", max_tokens=5).json()
     assert answer["choices"][0]["text"] == "ABCDE"
     assert answer["choices"][0]["finish_reason"] == "length"
-    failed = server.ask("x", max_tokens=40)
+    failed = server.ask("x", max_tokens=40, top_k=3)
     assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error")
-    with server.stream("x", max_tokens=20) as response:
+    with server.stream("x", max_tokens=90) as response:
         next(response.iter_lines())
-    wait_until(lambda: 'tickertape_requests_running{model="tiny"} 0' in server.client.get("/metrics").text)
+    running = 'tickertape_requests_running{model="tiny"}'
+    wait_until(lambda: f"{running} 0" in server.client.get("/metrics").text, 3.0)  # the answer would take longer
     server.process.send_signal(signal.SIGTERM)
     assert server.wait(5) == 0
 
