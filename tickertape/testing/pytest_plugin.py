@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite(
     "tickertape.testing.checks",
+    "tickertape.testing.engine",
+    "tickertape.testing.rig",
     "tickertape.testing.runner",
     "tickertape.testing.serving",
     "tickertape.testing.stepper",
