@@ -12,9 +12,10 @@ from typing import Final
 import pluggy
 
 from tickertape.core.backend import Backend
+from tickertape.core.output_parser import OutputParserSpec
 from tickertape.core.sources import WeightSource
 
-__all__ = ["API", "PROJECT", "hookimpl", "register_backends", "register_weight_sources"]
+__all__ = ["API", "PROJECT", "hookimpl", "register_backends", "register_output_parsers", "register_weight_sources"]
 
 PROJECT: Final = "tickertape"
 """The name of the pluggy project and of the entry-point group."""
@@ -34,6 +35,15 @@ def register_backends(register: Callable[[Backend], None]) -> None:
     Runs in the front (which asks `supports` and reads the capabilities) and in the worker (which imports the
     factory), so the module that implements it must not import the library that does the work. `register` raises
     PluginError for a name that is taken or a record that is malformed.
+    """
+
+
+@hookspec
+def register_output_parsers(register: Callable[[OutputParserSpec], None]) -> None:
+    """Registers what finds reasoning and tool calls in a model's text: call `register` once per format.
+
+    Runs in the front, where the parsers themselves run too, so the module that implements it must not import a heavy
+    library. `register` raises PluginError for a name that is taken or a record that is malformed.
     """
 
 

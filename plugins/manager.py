@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from tickertape.core.backend import Backend, ModelSpec
 from tickertape.core.errors import PluginError, StartupError
+from tickertape.core.output_parser import OutputParserSpec
 from tickertape.core.sources import WeightSource
 from tickertape.plugins import hookspecs
 from tickertape.plugins.candidates import Candidate, files_of, installed
@@ -44,6 +45,7 @@ class Plugins:
 
     def __init__(self, registrations: Registrations, records: Iterable[PluginRecord]) -> None:
         self.backends: Mapping[str, Backend] = MappingProxyType(registrations.backends)
+        self.parsers: Mapping[str, OutputParserSpec] = MappingProxyType(registrations.parsers)
         self.sources: Mapping[str, WeightSource] = MappingProxyType(registrations.sources)
         self.records = tuple(records)
 
@@ -127,6 +129,7 @@ class _Host:
             self._pm.check_pending()
             for stage, register in (
                 ("register_backends", draft.add_backend),
+                ("register_output_parsers", draft.add_parser),
                 ("register_weight_sources", draft.add_source),
             ):
                 self._pm.subset_hook_caller(stage, self._others(plugin))(register=register)

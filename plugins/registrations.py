@@ -7,7 +7,9 @@ from typing import get_args
 
 from tickertape.core.backend import Backend, BackendKind
 from tickertape.core.errors import PluginError
+from tickertape.core.output_parser import OutputParserKind, OutputParserSpec
 from tickertape.core.sources import WeightSource
+from tickertape.plugins.output_parsers import AUTO, NONE
 
 __all__ = ["Draft", "Registrations"]
 
@@ -17,13 +19,16 @@ class Registrations:
 
     def __init__(self) -> None:
         self.backends: dict[str, Backend] = {}
+        self.parsers: dict[str, OutputParserSpec] = {}
         self.sources: dict[str, WeightSource] = {}  # by URI scheme
         self.owners: dict[tuple[str, str], str] = {}  # (kind, name) -> the plugin that has it
 
     def take(self, draft: Draft) -> None:
         self.backends |= draft.backends
+        self.parsers |= draft.parsers
         self.sources |= draft.sources
         self.owners |= {("backend", name): draft.plugin for name in draft.backends}
+        self.owners |= {("output parser", name): draft.plugin for name in draft.parsers}
         self.owners |= {("weight source", name): draft.plugin for name in draft.sources}
 
 
@@ -34,6 +39,7 @@ class Draft:
     def __init__(self, plugin: str, taken: Registrations) -> None:
         self.plugin = plugin
         self.backends: dict[str, Backend] = {}
+        self.parsers: dict[str, OutputParserSpec] = {}
         self.sources: dict[str, WeightSource] = {}
         self._taken = taken
         self._refusal: PluginError | None = None
@@ -48,6 +54,17 @@ class Draft:
             raise self._refuse(f"backend {backend.name!r}: factory {backend.factory!r} is not 'package.module:name'")
         self._claim("backend", backend.name, self.backends)
         self.backends[backend.name] = backend
+
+    def add_parser(self, parser: OutputParserSpec) -> None:
+        if not isinstance(parser, OutputParserSpec):
+            raise self._refuse(f"register_output_parsers takes OutputParserSpec records, not {type(parser).__name__}")
+        kinds = get_args(OutputParserKind)
+        if parser.kind not in kinds:
+            raise self._refuse(f"output parser {parser.name!r}: kind {parser.kind!r} is none of {kinds}")
+        if parser.name in (AUTO, NONE):
+            raise self._refuse(f"output parser {parser.name!r}: the name has a meaning of its own")
+        self._claim("output parser", parser.name, self.parsers)
+        self.parsers[parser.name] = parser
 
     def add_source(self, source: WeightSource) -> None:
         schemes = getattr(source, "schemes", ())
