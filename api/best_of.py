@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 import msgspec
 
@@ -15,19 +14,18 @@ __all__ = ["best_events"]
 
 
 async def best_events(
-    batches: AsyncGenerator[list[Event], None], candidates: Sequence[Choice], n: int
+    batches: AsyncIterator[list[Event]], candidates: Sequence[Choice], n: int
 ) -> AsyncGenerator[list[Event], None]:
     """Runs all candidates to their end, then yields, in one batch, the events of the `n` of each prompt with the
     highest mean log probability per token, renumbered best first."""
     prompts: list[Event] = []
     by_candidate: defaultdict[int, list[Event]] = defaultdict(list)
-    async with aclosing(batches):
-        async for batch in batches:
-            for event in batch:
-                if isinstance(event, PromptScored):
-                    prompts.append(event)
-                else:
-                    by_candidate[event.choice].append(event)
+    async for batch in batches:
+        for event in batch:
+            if isinstance(event, PromptScored):
+                prompts.append(event)
+            else:
+                by_candidate[event.choice].append(event)
     by_prompt: defaultdict[int, list[Choice]] = defaultdict(list)
     for candidate in candidates:
         by_prompt[candidate.prompt_index].append(candidate)

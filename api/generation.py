@@ -9,7 +9,6 @@ from contextlib import aclosing
 from tickertape.api.admission import Ticket
 from tickertape.api.best_of import best_events
 from tickertape.api.choice import Choice
-from tickertape.api.error_table import public_error, spelling
 from tickertape.api.events import Event, Usage
 from tickertape.api.fanout import Fanout
 from tickertape.api.metrics import Meter
@@ -56,7 +55,6 @@ class Generation:
         self._arrival = arrival
         self._timeout_s = timeout_s
         self._num_prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
-        self._outcome = "cancelled"
         self._ended = False
         self._events = self._run()
         if len(candidates) > num_choices:
@@ -108,10 +106,6 @@ class Generation:
                     if events:
                         yield events
                     batch = await anext(batches, None)
-            self._outcome = "ok"
-        except Exception as error:
-            self._outcome = spelling(public_error(error)).outcome
-            raise
         finally:
             self._end()
 

@@ -174,17 +174,20 @@ async def test_lists_of_a_body_are_bounded(make_front: Make) -> None:
 
 
 async def test_a_long_prompt_does_not_hold_up_the_others(make_front: Make) -> None:
-    front = await make_front(max_model_len=1 << 20, num_blocks=9)
-    asked = [asyncio.ensure_future(front.complete("a" * 200_000)) for _ in range(4)]
-    asked += [asyncio.ensure_future(front.complete(["word " * 400] * 100)) for _ in range(2)]
-    slowest = 0.0
+    front = await make_front()
+    begun = time.monotonic()
+    front.tokenizer.encode("a" * 1_000_000, add_special_tokens=False)
+    alone_s = time.monotonic() - begun
+    prompts: list[Any] = ["a" * 1_000_000, ["a" * 10_000] * 100]
+    asked = [asyncio.ensure_future(front.complete(prompt, truncate_prompt_tokens=10)) for prompt in prompts]
+    slowest_s = 0.0
     while not all(each.done() for each in asked):
         begun = time.monotonic()
-        assert (await front.client.get("/health")).status == 200
-        slowest = max(slowest, time.monotonic() - begun)
         await asyncio.sleep(0.001)
-    assert slowest < 0.1
-    assert all(each.result().status == 400 for each in asked)
+        assert (await front.client.get("/health")).status == 200
+        slowest_s = max(slowest_s, time.monotonic() - begun)
+    assert slowest_s < alone_s / 2
+    assert all(each.result().status == 200 for each in asked)
 
 
 async def test_names_of_models_are_only_looked_up(make_front: Make) -> None:

@@ -171,6 +171,12 @@ async def test_token_ids_and_prompt_logprobs(hi: Front) -> None:
     assert chat_chunks[1]["prompt_logprobs"] == chat["prompt_logprobs"]
 
 
+async def test_each_use_of_the_prompts_scores_gets_as_many_as_it_asked_for(hi: Front) -> None:
+    [choice] = (await hi.complete("hi", echo=True, logprobs=1, prompt_logprobs=3, max_tokens=1)).json()["choices"]
+    assert [top and len(top) for top in choice["logprobs"]["top_logprobs"]] == [None, 2, 1]
+    assert [entries and len(entries) for entries in choice["prompt_logprobs"]] == [None, 4]
+
+
 async def test_prompt_lists_number_their_choices_by_prompt(make_front: Make) -> None:
     front = await make_front(
         {"when": spoken("one"), "tokens": spoken("1")},
