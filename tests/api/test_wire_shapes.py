@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -208,6 +209,7 @@ async def test_headers_of_a_stream(hi: Front) -> None:
     assert headers["x-accel-buffering"] == "no"
     assert "content-length" not in headers
     assert "content-encoding" not in headers
+    assert "connection" not in headers
 
 
 async def test_no_text_can_end_a_line_of_the_stream(make_front: Make) -> None:
@@ -217,3 +219,63 @@ async def test_no_text_can_end_a_line_of_the_stream(make_front: Make) -> None:
         lines = answer.body.decode().splitlines()
         assert all(not line or line.startswith("data: ") for line in lines)
         assert told(answer)[0].text == text
+
+
+REQUESTS: list[dict[str, Any]] = [
+    {},
+    {"max_tokens": 3},
+    {"stop": ["cd"]},
+    {"stop": ["é"], "include_stop_str_in_output": True},
+    {"n": 3, "seed": 5, "temperature": 1},
+    {"return_token_ids": True, "stop": ["cd"]},
+    {"return_token_ids": True, "max_tokens": 9, "ignore_eos": True},
+    {"prompt_logprobs": 2},
+    {"min_tokens": 12, "max_tokens": 14},
+]
+CHAT_ONLY: list[dict[str, Any]] = [{"logprobs": True, "top_logprobs": 2}, {"logprobs": True, "n": 2, "stop": ["d"]}]
+COMPLETION_ONLY: list[dict[str, Any]] = [
+    {"logprobs": 2},
+    {"logprobs": 0, "echo": True},
+    {"echo": True, "n": 2, "logprobs": 1, "stop": ["cd"], "return_token_ids": True},
+    {"prompt": ["go", "plain"], "n": 2, "echo": True},
+]
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+async def test_a_whole_answer_is_its_stream_folded(make_front: Make, kind: str) -> None:
+    front = await make_front(
+        {"when": spoken("go"), "alternatives": [spoken("ab你cd é!"), spoken("xcdy"), spoken("")]},
+    )
+    ask = front.chat if kind == "chat" else front.complete
+    for fields in [*REQUESTS, *(CHAT_ONLY if kind == "chat" else COMPLETION_ONLY)]:
+        asked = {"max_tokens": 20, "seed": 3, "cache_salt": "x", **fields}
+        given = {} if "prompt" in fields or "content" in fields else {"content" if kind == "chat" else "prompt": "go"}
+        streamed = await ask(**given, **asked, stream=True, stream_options={"include_usage": True})
+        whole = await ask(**given, **asked)
+        left, right = told(streamed), told(whole)
+        assert sorted(left) == sorted(right)
+        for index, choice in right.items():
+            found = left[index]
+            assert (found.text, found.finish, found.stop_reason) == (choice.text, choice.finish, choice.stop_reason)
+            assert found.tokens == choice.tokens
+            assert joined(found.logprobs) == joined(choice.logprobs)
+        ends = (streamed.chunks[-1]["usage"], whole.json()["usage"])
+        assert [end["completion_tokens"] for end in ends] == [ends[0]["completion_tokens"]] * 2
+        assert ends[0]["prompt_tokens"] == ends[1]["prompt_tokens"]
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    whole: dict[str, list[Any]] = {}
+    for part in parts:
+        for key, values in part.items():
+            whole.setdefault(key, []).extend(values or [])
+    return {key: values for key, values in whole.items() if values}
+
+
+async def test_usage_and_padding_of_a_completion_stream(hi: Front) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": True}
+    chunks = (await hi.complete("hi", stream=True, max_tokens=2, stream_options=options)).chunks
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 2, 2]
+    assert [len(chunk["choices"]) for chunk in chunks] == [1, 1, 1, 0]
+    assert all(len(chunk["obfuscation"]) in range(32) for chunk in chunks[:-1])
+    assert "obfuscation" not in chunks[-1]
