@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tickertape.core.batch import Row
 from tickertape.core.drawing import NOT_FINITE, NOTHING_ALLOWED
 from tickertape.core.lines import Lines
-from tickertape.core.slot_params import PENALISED, PROMPT_ONLY, SEQUENCES, SlotParams
+from tickertape.core.slot_params import PROMPT_ONLY, SERIAL, SlotParams
 
 __all__ = ["FAULTS", "Accepted", "accept"]
 
@@ -42,7 +42,7 @@ def accept(rows: Sequence[Row], lines: Lines, chosen: NDArray[np.int64], params:
         start = first + max(0, int(params.samples_from[row.slot]) - first_position)
         ids = chosen[start : first + row.num_logits].tolist()
         # With counts or a history to keep, the later lines were chosen without knowing the earlier ids.
-        ids = ids[:1] if params.uses[row.slot] & (PENALISED | SEQUENCES) else _confirmed(ids, row.tokens)
+        ids = ids[:1] if params.uses[row.slot] & SERIAL else _confirmed(ids, row.tokens)
         if ids and ids[-1] < 0:
             errors[row.slot] = FAULTS[ids[-1]]
             ids = []

@@ -43,7 +43,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     `ahead`: step n + 1 may be scheduled before the output of step n was read, with LAST in its rows, so that the device
     does not wait for the host; worth it when `forward` returns before the device is done.
     `prompt_logprobs`, `logprobs`, `masks` (grammars), `chunked` (a prompt may come in pieces), `prefix_cache`
-    (KV may be reused between sequences), `resume` (sampling is a function of seed and position alone, so a sequence
+    (KV may be reused between sequences), `logits_processors` (those in `Opened.processors` are applied, which
+    `Sampler` does), `resume` (sampling is a function of seed and position alone, so a sequence
     replayed elsewhere goes on with the same tokens).
     """
 
@@ -53,6 +54,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     masks: bool = True
     chunked: bool = True
     prefix_cache: bool = True
+    logits_processors: bool = False
     resume: bool = True
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from tickertape.core.logits_processor import LogitsProcessor
 from tickertape.core.request import SamplingParams
 
 __all__ = ["LAST", "Array", "Batch", "Logprobs", "Masks", "Opened", "Row", "StepOutput"]
@@ -36,13 +37,14 @@ class Row(Struct, frozen=True, gc=False):
 
 class Opened(Struct, frozen=True):
     """A sequence that enters a slot with this step. `history` is every id known so far, u32 (prompt, then replayed
-    output from `num_prompt_tokens` on)."""
+    output from `num_prompt_tokens` on). `processors` are those that `sampling` names, made and in its order."""
 
     slot: int
     sampling: SamplingParams
     history: bytes
     num_prompt_tokens: int
     adapter: int = 0
+    processors: tuple[LogitsProcessor, ...] = ()
 
 
 class Batch(Struct, frozen=True):

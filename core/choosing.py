@@ -13,7 +13,19 @@ from tickertape.core.batch import Array, Masks, Opened
 from tickertape.core.drawing import checked, draw, greedy
 from tickertape.core.lines import Lines
 from tickertape.core.penalties import Penalties
-from tickertape.core.slot_params import BANNED, BIASED, EDITED, MIN_P, PENALISED, RANDOM, RANKED, SEQUENCES, SlotParams
+from tickertape.core.processing import Processing
+from tickertape.core.slot_params import (
+    BANNED,
+    BIASED,
+    EDITED,
+    MIN_P,
+    PENALISED,
+    PROCESSED,
+    RANDOM,
+    RANKED,
+    SEQUENCES,
+    SlotParams,
+)
 from tickertape.core.token_bias import TokenBias
 
 __all__ = ["Chooser", "chunks"]
@@ -43,6 +55,7 @@ class Chooser:
         self._bias = TokenBias(xp, num_slots, vocab_size, device)
         self._penalties = Penalties(xp, num_slots, vocab_size, device)
         self._bans = Bans(xp, vocab_size, device)
+        self._processing = Processing()
 
     def open(self, opened: Opened) -> None:
         """The slot's params are open and its last tenant is closed."""
@@ -53,11 +66,14 @@ class Chooser:
             self._penalties.open(opened)
         if uses & BANNED:
             self._bans.open(opened)
+        if uses & PROCESSED:
+            self._processing.open(opened)
 
     def close(self, slot: int) -> None:
         self._bias.close(slot)
         self._penalties.close(slot)
         self._bans.close(slot)
+        self._processing.close(slot)
 
     def choose(self, lines: Lines, logits: Array, masks: Masks | None) -> NDArray[np.int64]:
         """Per line [N] the id chosen from it, or a fault below 0; meaningless where nothing is sampled. Each line is
@@ -85,14 +101,22 @@ class Chooser:
             self._penalties.accept(slots[penalised], ids[penalised])
         for i in np.flatnonzero(uses & SEQUENCES).tolist():
             self._bans.accept(int(slots[i]), int(positions[i]), int(ids[i]))
+        for i in np.flatnonzero(uses & PROCESSED).tolist():
+            self._processing.accept(int(slots[i]), int(positions[i]), int(ids[i]))
+
+    def failure(self, slot: int) -> str | None:
+        """Why no id could be chosen for a slot, where it was a logits processor that failed."""
+        return self._processing.failure(slot)
 
     def _on_device(self, host: NDArray[Any]) -> Array:
         return self._xp.asarray(host, device=self._device)
 
     def _edit(self, x: Array, lines: Lines, chunk: NDArray[np.int64], masks: Masks | None) -> None:
-        """Applies masks, biases, bans and penalties to x [len(chunk), V], in place."""
+        """Applies processors, masks, biases, bans and penalties to x [len(chunk), V], in place."""
         slots, positions = lines.slot[chunk], lines.position[chunk]
         uses = self._params.uses[slots]
+        if len(at := np.flatnonzero(uses & PROCESSED)):
+            self._processing.apply(x, at, slots[at], positions[at])
         if masks is not None:
             x += self._masked(masks, chunk)
         if len(at := np.flatnonzero(uses & BIASED)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from threading import Thread
 
@@ -14,6 +14,7 @@ from tickertape.core.backend import Capabilities
 from tickertape.core.driver import Driver
 from tickertape.core.errors import EngineDead, TickertapeError, Unavailable
 from tickertape.core.kv_cache import KVCache
+from tickertape.core.logits_processor import LogitsProcessorSpec
 from tickertape.core.loop import EngineLoop
 from tickertape.core.memory import Limits, MemoryPlan, fit_blocks
 from tickertape.core.policy import make_policy
@@ -33,12 +34,14 @@ def paged_loop(
     num_blocks: int | None = None,
     kv_cache_bytes: int | None = None,
     policy: str = "arrival",
+    processors: Mapping[str, LogitsProcessorSpec] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[EngineLoop, MemoryPlan, tuple[int, ...]]:
     """A loop over a loaded runner: asks for its plan, sizes the pools, has it allocate them.
 
     `num_blocks` per cache group (the null block included) wins over `kv_cache_bytes`; one of them must be given.
-    Returns (loop, plan, blocks per group). Raises StartupError when the memory does not suffice.
+    `processors` are the logits processors there are. Returns (loop, plan, blocks per group). Raises StartupError when
+    the memory does not suffice.
     """
     if not capabilities.chunked:
         limits = replace(limits, max_model_len=min(limits.max_model_len, limits.max_batch_tokens))
@@ -52,7 +55,8 @@ def paged_loop(
     prefix_cache = capabilities.prefix_cache and capabilities.chunked
     kv = KVCache(limits, plan.groups, blocks, prefix_cache=prefix_cache)
     runner.allocate(blocks)
-    scheduler = Scheduler(limits, kv, make_policy(policy), chunked=capabilities.chunked)
+    usable = processors if processors is not None and capabilities.logits_processors else {}
+    scheduler = Scheduler(limits, kv, make_policy(policy), chunked=capabilities.chunked, processors=usable)
     return EngineLoop(runner, scheduler, ahead=capabilities.ahead, clock=clock), plan, blocks
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "Finish",
     "FinishReason",
     "Grammar",
+    "LogitsProcessorCall",
     "Request",
     "SamplingParams",
     "TokenDelta",
@@ -32,11 +33,18 @@ def unpack_tokens(packed: bytes) -> list[int]:
     return np.frombuffer(packed, dtype="<u4").tolist()  # type: ignore[no-any-return]
 
 
+class LogitsProcessorCall(Struct, frozen=True):
+    """A processor by its registered name, and the JSON text of the object that is its arguments."""
+
+    name: str
+    arguments: str = "{}"
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the next token of one sequence is chosen. Validated by the front; the engine trusts the ranges given here.
 
-    Order of application: bad / allowed tokens and logit_bias, min_tokens, repetition, frequency and presence
-    penalties, temperature, min_p, top_k, top_p (the filters act on the distribution after temperature). Log
+    Order of application: logits processors, bad / allowed tokens and logit_bias, min_tokens, repetition, frequency and
+    presence penalties, temperature, min_p, top_k, top_p (the filters act on the distribution after temperature). Log
     probabilities are of the model's own distribution, before any of these.
     """
 
@@ -56,6 +64,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_tokens: tuple[int, ...] = ()  # the model's end tokens too, unless ignore_eos
     logprobs: int | None = None  # how many top ids beside the sampled one; None: no logprobs at all
     prompt_logprobs: int | None = None
+    logits_processors: tuple[LogitsProcessorCall, ...] = ()  # in the order in which they apply
     choice: int = 0  # which of n; enters the random counter
 
 

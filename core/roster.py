@@ -66,7 +66,9 @@ class Roster:
         seq.status = "running"
         insort(self.running, seq, key=_RANK)
         history = pack_tokens(seq.tokens)
-        self._opened[seq.slot] = Opened(seq.slot, seq.request.sampling, history, seq.num_prompt_tokens)
+        self._opened[seq.slot] = Opened(
+            seq.slot, seq.request.sampling, history, seq.num_prompt_tokens, processors=seq.processors
+        )
 
     def requeue(self, seq: Sequence) -> None:
         """A running sequence goes back to its old place with everything it knows; what it had computed is found in

@@ -55,10 +55,11 @@ class Sampler:
         """Chooses the next ids. `logits` [sum of num_logits, V] of any floating dtype, in row order; not changed.
 
         A row that wants several lines carries drafts at the end of its tokens: it accepts the ids that one step per
-        token would have given, as far as the drafts foretold them, and one more (slots with penalties or bad sequences
-        accept one). With prompt_logprobs, positions whose next id is known are scored and not sampled; max_tokens 0
-        samples nothing. A row whose logits are not finite or all masked has an entry in `errors` and no ids.
-        `logprobs` holds arrays of the namespace, on the device. Raises ValueError when shapes do not fit the rows.
+        token would have given, as far as the drafts foretold them, and one more (slots with penalties, bad sequences
+        or logits processors accept one). With prompt_logprobs, positions whose next id is known are scored and not
+        sampled; max_tokens 0 samples nothing. A row whose logits are not finite or all masked has an entry in `errors`
+        and no ids. `logprobs` holds arrays of the namespace, on the device. Raises ValueError when shapes do not
+        fit the rows.
         """
         num_logits = [row.num_logits for row in rows]
         self._check(logits, masks, sum(num_logits))
@@ -76,7 +77,8 @@ class Sampler:
                 self._remember(lines.slot[at], lines.position[at], chosen[at])
             logprobs, errors = score_step(self._xp, lines, logits, accepted, self._params, device=self._device)
         tokens = [[] if row.slot in errors else ids for row, ids in zip(rows, accepted.tokens, strict=True)]
-        return StepOutput(tokens, logprobs, accepted.errors | errors)
+        failed = {slot: self._chooser.failure(slot) or message for slot, message in accepted.errors.items()}
+        return StepOutput(tokens, logprobs, failed | errors)
 
     def _sample_plainly(self, slots: NDArray[np.int64], logits: Array) -> StepOutput:
         """The fast path: greedy, one line per row, nothing else."""

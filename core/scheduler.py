@@ -16,11 +16,15 @@ Then `commit`, or `fail`, settles the step. At most one step may be scheduled be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from types import MappingProxyType
+from typing import Final
 
 from tickertape.core.batch import LAST, Batch, Row, StepOutput
 from tickertape.core.errors import ContextLengthExceeded, InvalidRequest, TickertapeError
 from tickertape.core.kv_cache import KVCache
+from tickertape.core.logits_processor import LogitsProcessorSpec, open_processors
 from tickertape.core.memory import Limits
 from tickertape.core.policy import Policy
 from tickertape.core.ports import EngineStats
@@ -33,22 +37,32 @@ from tickertape.core.step import Step, StepEvents
 __all__ = ["Scheduler"]
 
 _LAST_ROW = (LAST,)
+_NO_PROCESSORS: Final[Mapping[str, LogitsProcessorSpec]] = MappingProxyType({})
 
 
 class Scheduler:
     """Tokens and blocks, nothing else: no text, no device, no clock. One thread owns it.
 
     `chunked` False (a runner that takes whole prompts only) makes a prompt wait until it fits a step in one piece.
-    `watermark` is the share of each pool that admission leaves free for the sequences that already run.
+    `watermark` is the share of each pool that admission leaves free for the sequences that already run. `processors`
+    are those that a request may name.
     """
 
     def __init__(
-        self, limits: Limits, kv: KVCache, policy: Policy, *, chunked: bool = True, watermark: float = 0.01
+        self,
+        limits: Limits,
+        kv: KVCache,
+        policy: Policy,
+        *,
+        chunked: bool = True,
+        watermark: float = 0.01,
+        processors: Mapping[str, LogitsProcessorSpec] = _NO_PROCESSORS,
     ) -> None:
         self._limits = limits
         self._kv = kv
         self._policy = policy
         self._chunked = chunked
+        self._processors = processors
         self._spare_blocks = int(min(pool.num_blocks for pool in kv.pools) * watermark)
         self._roster = Roster(limits.max_num_seqs, kv, policy)
         self._settlement = Settlement(limits, kv, self._roster, policy)
@@ -60,8 +74,10 @@ class Scheduler:
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises InvalidRequest or ContextLengthExceeded when it could never be served."""
-        seq = Sequence(request, len(self._kv.pools))
+        """Queues a request. Raises InvalidRequest or ContextLengthExceeded when it could never be served, RowError when
+        a logits processor of it cannot be made."""
+        processors = open_processors(self._processors, request) if request.sampling.logits_processors else ()
+        seq = Sequence(request, len(self._kv.pools), processors)
         total = len(seq.tokens)
         if not 0 < request.num_prompt_tokens <= total:
             raise InvalidRequest("the prompt holds no tokens", param="prompt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tickertape.core.blocks import root_hash
+from tickertape.core.logits_processor import LogitsProcessor
 from tickertape.core.request import Request, unpack_tokens
 
 __all__ = ["NO_SLOT", "Sequence", "Status"]
@@ -38,6 +39,7 @@ class Sequence:
         "num_scheduled",
         "num_scores",
         "parent_hash",
+        "processors",
         "rank",
         "request",
         "slot",
@@ -47,8 +49,9 @@ class Sequence:
         "was_admitted",
     )
 
-    def __init__(self, request: Request, num_groups: int) -> None:
+    def __init__(self, request: Request, num_groups: int, processors: tuple[LogitsProcessor, ...] = ()) -> None:
         self.request = request
+        self.processors = processors
         self.id = request.id
         self.rank: tuple[float, ...] = ()
         self.tokens: list[int] = unpack_tokens(request.prompt)

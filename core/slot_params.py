@@ -22,10 +22,12 @@ __all__ = [
     "LOGPROBS",
     "MIN_P",
     "PENALISED",
+    "PROCESSED",
     "PROMPT_ONLY",
     "RANDOM",
     "RANKED",
     "SEQUENCES",
+    "SERIAL",
     "SlotParams",
 ]
 
@@ -39,7 +41,9 @@ BANNED: Final = 32  # min_tokens or bad sequences
 SEQUENCES: Final = 64  # bad sequences: what is banned depends on the ids sampled before
 LOGPROBS: Final = 128
 PROMPT_ONLY: Final = 256  # some wanted logits are not there to sample from: prompt_logprobs, max_tokens == 0
-EDITED: Final = BIASED | PENALISED | BANNED
+PROCESSED: Final = 512  # logits processors: what they do depends on the ids sampled before
+EDITED: Final = BIASED | PENALISED | BANNED | PROCESSED
+SERIAL: Final = PENALISED | SEQUENCES | PROCESSED  # lines of a row cannot be chosen without knowing those before
 
 
 class SlotParams:
@@ -71,6 +75,7 @@ class SlotParams:
             | BANNED * Bans.wanted(sampling)
             | SEQUENCES * Bans.has_sequences(sampling)
             | LOGPROBS * (sampling.logprobs is not None)
+            | PROCESSED * bool(opened.processors)
             | PROMPT_ONLY * (scored or sampling.max_tokens == 0)
         )
         self.num_prompt_tokens[slot] = opened.num_prompt_tokens

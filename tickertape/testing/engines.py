@@ -25,6 +25,7 @@ async def paged_engine(
 ) -> AsyncIterator[PagedEngine]:
     """Starts our engine over the backend's runner, and stops it at the end."""
     runner = load_factory(backend)(spec, options or BackendOptions())
+    runner.plan(limits)
     weights = MappedWeights(Path(spec.path))
     for _ in runner.load(weights):
         pass

@@ -40,7 +40,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
             name="reference",
             kind="runner",
             factory="tickertape.plugins.backends.reference.runner:make",
-            capabilities=Capabilities(dtypes=("float32", "float64")),
+            capabilities=Capabilities(logits_processors=True, dtypes=("float32", "float64")),
             supports=supports,
             preference=-1,  # it is there to be read, and for when torch is not installed
             summary="Llama and Mistral in numpy: exact, readable, for small models",

@@ -36,6 +36,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
             factory="tickertape.plugins.backends.scripted.runner:make",
             capabilities=Capabilities(
                 ahead=True,
+                logits_processors=True,
                 dtypes=("float32", "float64", "bfloat16", "float16"),
                 devices=("cpu",),
             ),

@@ -172,6 +172,7 @@ def _is_scored(sampling: SamplingParams) -> bool:
         or sampling.allowed_tokens is not None
         or sampling.bad_tokens
         or sampling.min_tokens
+        or sampling.logits_processors
     )
 
 

@@ -23,6 +23,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
             kind="runner",
             factory="tickertape.plugins.backends.transformers.runner:make",
             capabilities=Capabilities(
+                logits_processors=True,
                 dtypes=("float32", "float64", "bfloat16", "float16"),
                 devices=("cpu", "cuda"),
             ),
