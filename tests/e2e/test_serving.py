@@ -259,7 +259,9 @@ def get_livez(connection: socket.socket) -> bytes:
     connection.sendall(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n")
     received = b""
     while not received.endswith(b"}"):
-        received += connection.recv(65536)
+        data = connection.recv(65536)
+        assert data, "the connection was closed"
+        received += data
     return received
 
 
