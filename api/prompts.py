@@ -122,8 +122,7 @@ def _fitting(tokens: Sequence[int], decoding: Decoding, limit: int, param: str) 
         tokens = tokens[-keep:]
     if not tokens:
         raise InvalidRequest("The prompt holds no tokens", param=param)
-    # With room for one new token, unless none is wanted.
-    if len(tokens) > limit - (0 if decoding.max_tokens == 0 else 1):
+    if len(tokens) > limit:  # whether the answer fits too is seen when its length is known
         raise _too_long(str(len(tokens)), limit, param)
     return tokens
 

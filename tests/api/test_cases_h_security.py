@@ -175,19 +175,15 @@ async def test_lists_of_a_body_are_bounded(make_front: Make) -> None:
 
 async def test_a_long_prompt_does_not_hold_up_the_others(make_front: Make) -> None:
     front = await make_front()
-    begun = time.monotonic()
-    front.tokenizer.encode("a" * 1_000_000, add_special_tokens=False)
-    alone_s = time.monotonic() - begun
-    prompts: list[Any] = ["a" * 1_000_000, ["a" * 10_000] * 100]
-    asked = [asyncio.ensure_future(front.complete(prompt, truncate_prompt_tokens=10)) for prompt in prompts]
-    slowest_s = 0.0
-    while not all(each.done() for each in asked):
-        begun = time.monotonic()
-        await asyncio.sleep(0.001)
-        assert (await front.client.get("/health")).status == 200
-        slowest_s = max(slowest_s, time.monotonic() - begun)
-    assert slowest_s < alone_s / 2
-    assert all(each.result().status == 200 for each in asked)
+    # A million characters take some 0.4 s; on the event loop hardly a probe would be answered meanwhile.
+    for prompt in ("a" * 1_000_000, ["a" * 20_000] * 50):
+        asked = asyncio.ensure_future(front.complete(prompt, truncate_prompt_tokens=10, max_tokens=1))
+        num_answered = 0
+        while not asked.done():
+            assert (await front.client.get("/health")).status == 200
+            num_answered += 1
+        assert asked.result().status == 200
+        assert num_answered > 40
 
 
 async def test_names_of_models_are_only_looked_up(make_front: Make) -> None:
