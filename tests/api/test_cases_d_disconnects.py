@@ -41,7 +41,7 @@ async def test_case_066_a_closed_stream_is_decoded_no_further(make_front: Make) 
     assert (await outcomes(front))["cancelled"] == 1
     begun = time.monotonic()
     await front.complete(max_tokens=1)
-    assert time.monotonic() - begun < 0.2
+    assert time.monotonic() - begun < 1  # the rest of the stream would take two
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -91,12 +91,12 @@ async def test_a_prefilling_request_is_cancelled(make_front: Make) -> None:
 @pytest.mark.parametrize("waits", [False, True])
 async def test_case_073_a_frozen_client_is_dropped(make_front: Make, waits: bool) -> None:
     options = WireOptions(keep_alive_s=0.1, send_timeout_s=0.3, head_delay_s=0.02)
-    front = await make_front(FOREVER, max_num_seqs=1, token_s=0.01, options=options)
+    front = await make_front(FOREVER, max_num_seqs=1, token_s=0.02, options=options)
     async with front.streaming("long", max_tokens=400) as first:
         await first.head()
         if not waits:
             first.freeze()
-            await asyncio.wait({first.task}, timeout=2)
+            await asyncio.wait({first.task}, timeout=5)
             assert first.task.done()
             await until(lambda: front.engine.stats().num_running == 0)
             return
@@ -104,9 +104,9 @@ async def test_case_073_a_frozen_client_is_dropped(make_front: Make, waits: bool
             await queued.head()
             queued.freeze()
             begun = time.monotonic()
-            await asyncio.wait({queued.task}, timeout=2)
+            await asyncio.wait({queued.task}, timeout=5)
             assert queued.task.done()
-            assert 0.25 < time.monotonic() - begun < 1.0
+            assert 0.25 < time.monotonic() - begun < 3
             await until(lambda: front.engine.stats().num_waiting == 0)
             assert front.engine.stats().num_running == 1
 
@@ -120,24 +120,24 @@ async def test_case_076_nothing_is_compressed_or_held_back(make_front: Make) -> 
         assert "content-encoding" not in head
         assert head["cache-control"] == "no-cache"
         assert head["x-accel-buffering"] == "no"
-        begun = time.monotonic()
-        first = await connection.part()
-        assert first is not None
-        assert b'"content":"a"' in first
-        assert time.monotonic() - begun < 0.08
-        await connection.part()
-        assert time.monotonic() - begun > 0.08
+        arrived: dict[str, float] = {}
+        while (part := await connection.part()) is not None:
+            for letter in "abc":
+                if f'"content":"{letter}"'.encode() in part:
+                    arrived[letter] = time.monotonic()
+    assert arrived["b"] - arrived["a"] > 0.05
+    assert arrived["c"] - arrived["b"] > 0.05
 
 
 async def test_case_077_headers_do_not_wait_for_the_queue(make_front: Make) -> None:
     front = await make_front(FOREVER, max_num_seqs=1, token_s=0.01)
-    async with front.streaming("long", max_tokens=200) as first:
+    async with front.streaming("long", max_tokens=400) as first:
         await first.head()
         begun = time.monotonic()
         async with front.streaming("plain") as queued:
             status, _ = await queued.head()
             assert status == 200
-            assert 0.4 < time.monotonic() - begun < 0.9
+            assert 0.4 < time.monotonic() - begun < 2
             part = await queued.part()
             assert part is not None
             assert b'"role":"assistant"' in part
@@ -241,13 +241,13 @@ async def test_case_084_a_queued_request_whose_client_left_is_never_computed(mak
 async def test_a_request_that_waits_too_long_is_answered_in_time(make_front: Make, stream: bool) -> None:
     options = WireOptions(request_timeout_s=0.2)
     front = await make_front(FOREVER, max_num_seqs=1, token_s=0.02, options=options)
-    async with front.streaming("long", max_tokens=60) as first:
+    async with front.streaming("long", max_tokens=200) as first:
         await first.head()
         begun = time.monotonic()
         answer = await front.chat(stream=stream)
         waited_s = time.monotonic() - begun
         assert answer.status == 408
-        assert 0.19 <= waited_s < 0.45  # a busy machine's; the benchmark measures how exact it is
+        assert 0.19 <= waited_s < 1  # a busy machine's; the benchmark measures how exact it is
         assert answer.json()["error"] | {"message": ""} == {
             "message": "",
             "type": "timeout",
@@ -258,7 +258,8 @@ async def test_a_request_that_waits_too_long_is_answered_in_time(make_front: Mak
         begun = time.monotonic()
         shorter = {**front.headers, "x-request-timeout-ms": "50"}
         answer = await front.client.post("/v1/chat/completions", front.chat_body(), headers=shorter)
-        assert (answer.status, time.monotonic() - begun < 0.18) == (408, True)
+        assert answer.status == 408
+        assert time.monotonic() - begun < 0.18
         wrong = {**front.headers, "x-request-timeout-ms": "soon"}
         assert (await front.client.post("/v1/chat/completions", front.chat_body(), headers=wrong)).status == 400
         await until(lambda: front.engine.stats().num_waiting == 0)

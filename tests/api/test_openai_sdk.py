@@ -202,3 +202,18 @@ async def test_case_073_a_frozen_client_on_a_real_socket(make_front: Make) -> No
         )
         assert counted == 1
         frozen.close()
+
+
+async def test_half_a_body_is_no_error_of_ours(made: Front, base_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    port = int(base_url.split(":")[2].partition("/")[0])
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-right\r\n"
+    head += b'content-type: application/json\r\ncontent-length: 100\r\n\r\n{"model":'
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head)
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.close()
+    registry = made.metrics.registry
+    labels = {"model": "", "outcome": "cancelled"}
+    await until(lambda: registry.get_sample_value("tickertape_requests_total", labels) == 1)
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
