@@ -39,7 +39,7 @@ def probe(model: Any) -> Layout:
         raise unsupported("it does not give the logits of chosen positions, one per id of the vocabulary")
     silent = set(range(config.num_hidden_layers)) ^ {attention.layer_index for attention in layout}
     if silent:
-        raise unsupported(f"layers {sorted(silent)} do not go through the library's attention interface")
+        raise unsupported(f"not all of its layers go through the library's attention interface, such as {min(silent)}")
     return layout
 
 

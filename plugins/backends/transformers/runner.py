@@ -48,8 +48,8 @@ def make(spec: ModelSpec, options: BackendOptions) -> TransformersRunner:
     if not trust and spec.config.get("auto_map") and type(config).__module__.split(".")[0] != "transformers":
         raise unsupported("it brings code of its own (remote code), which is not run")
     skeleton = build(config, torch.bfloat16, "meta", trust_remote_code=trust)
-    layout = probe(skeleton)
     pin_frequencies(skeleton, spec.max_model_len)
+    layout = probe(skeleton)
     if options.extra.get("self_check", True):
         check_twin(config)
     return TransformersRunner(spec, config, skeleton, layout, place)

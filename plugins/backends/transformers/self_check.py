@@ -24,7 +24,7 @@ __all__ = ["check_twin"]
 _LENGTHS: Final = (41, 29)  # more than the twin's windows and chunks
 _PIECES: Final = ((13, 5), (7, 1), (1, 20), (20, 3))  # tokens of each sequence, step by step
 _LIMITS: Final = Limits(max_model_len=64, max_num_seqs=2, max_batch_tokens=64, block_tokens=8)
-_TOLERANCE: Final = 1e-3  # of the largest logit; float32 gives 1e-6, a wrong mask 1e-1
+_TOLERANCE: Final = 1e-2  # of the largest logit: rounding gives 1e-6, 1e-3 in deep twins; a wrong mask 1e-1 and more
 
 
 def check_twin(config: Any) -> None:

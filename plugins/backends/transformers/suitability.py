@@ -17,6 +17,7 @@ from tickertape.plugins import ModelSpec
 __all__ = ["supports"]
 
 PAGED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+_RECURRENT: Final = ("conv_L_cache", "linear_conv_kernel_dim", "lru_width", "mamba_d_state", "ssm_state_size", "state_size")
 _TABLE: Final = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = .*?^\)$", re.MULTILINE | re.DOTALL)
 
 
@@ -42,6 +43,9 @@ def _faults(spec: ModelSpec) -> Iterator[str]:
     for key in ("quantization_config", "compression_config"):
         if found := config.get(key):
             yield f"its weights are quantized ({_method(found)}), which this backend does not compute with"
+    for key in _RECURRENT:
+        if config.get(key):
+            yield f"it keeps a recurrent state ({key} in config.json), which is not paged"
     for kind in config.get("layer_types") or ():
         if kind not in PAGED_LAYERS:
             yield f"its {kind} layers keep a state that is not paged"

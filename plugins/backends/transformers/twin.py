@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -28,8 +28,8 @@ def make_twin(config: Any, *, all_layers: bool = False) -> Any:
     mask shows in the logits. It has a layer of every kind, or all of them. Raises whatever the library raises for a
     config that does not bear shrinking."""
     fields = {key: value for key, value in config.to_dict().items() if key not in _DROPPED}
-    num_layers = config.num_hidden_layers if all_layers else _layers_kept(config.num_hidden_layers, fields)
-    fields.update(dict(_shrunk(config, fields, num_layers)))
+    kept = list(range(config.num_hidden_layers)) if all_layers else _layers_kept(config.num_hidden_layers, fields)
+    fields.update(dict(_shrunk(config, fields, kept)))
     with quietly():
         twin = build(type(config)(**fields), torch.float32, "cpu")
     generator = torch.Generator().manual_seed(0)
@@ -43,9 +43,11 @@ def make_twin(config: Any, *, all_layers: bool = False) -> Any:
     return twin
 
 
-def _shrunk(config: Any, fields: Mapping[str, Any], num_layers: int) -> Iterator[tuple[str, Any]]:
+def _shrunk(config: Any, fields: Mapping[str, Any], kept: Sequence[int]) -> Iterator[tuple[str, Any]]:
     own_name = config.attribute_map or {}
-    yield own_name.get("num_hidden_layers", "num_hidden_layers"), num_layers
+    yield own_name.get("num_hidden_layers", "num_hidden_layers"), len(kept)
+    if fields.get("num_kv_shared_layers") and len(kept) < config.num_hidden_layers:
+        yield "num_kv_shared_layers", len(kept) // 2
 
     heads, hidden = config.num_attention_heads, config.hidden_size
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -61,7 +63,7 @@ def _shrunk(config: Any, fields: Mapping[str, Any], num_layers: int) -> Iterator
 
     for key, value in fields.items():
         if isinstance(value, list) and len(value) == config.num_hidden_layers:
-            yield key, [_capped(key, item) for item in value[:num_layers]]
+            yield key, [_capped(key, value[layer]) for layer in kept]
         elif key.endswith("token_id"):
             yield key, 0 if isinstance(value, int) else None
         elif (capped := _capped(key, value)) != value:
@@ -74,10 +76,12 @@ def _capped(key: str, value: Any) -> Any:
     return min(value, cap) if cap and isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _layers_kept(num_layers: int, fields: Mapping[str, Any]) -> int:
-    """So many that every kind of layer is among them."""
-    kept = 1 + min(fields.get("first_k_dense_replace") or 1, 1)
+def _layers_kept(num_layers: int, fields: Mapping[str, Any]) -> list[int]:
+    """The first so many that every kind of layer is among them; twice over when later layers use the keys and values of
+    earlier ones, which must be of the same kinds."""
+    num_kept = 1 + min(fields.get("first_k_dense_replace") or 1, 1)
     for value in fields.values():
         if isinstance(value, list) and len(value) == num_layers and all(isinstance(item, (str, int)) for item in value):
-            kept = max(kept, 1 + max(value.index(kind) for kind in set(value)))
-    return min(kept, num_layers, _MOST_LAYERS)
+            num_kept = max(num_kept, 1 + max(value.index(kind) for kind in set(value)))
+    kept = list(range(min(num_kept, num_layers, _MOST_LAYERS)))
+    return kept * 2 if fields.get("num_kv_shared_layers") else kept
