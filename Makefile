@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test dev lint types unit bench clean
+.PHONY: serve test dev lint types unit bench peers clean
 
 serve: $(VENV)/installed
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
@@ -28,6 +28,14 @@ unit: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/serve.py --quick
+
+peers: .peers/transformers/installed
+
+.peers/%/installed:
+	$(PYTHON) -m venv .peers/$*
+	.peers/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	.peers/$*/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/$*.txt
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

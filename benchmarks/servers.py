@@ -13,7 +13,6 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 from load import Target
@@ -22,6 +21,7 @@ __all__ = ["PEERS", "peer_command", "running", "tickertape_command"]
 
 START_DEADLINE_S = 300.0
 PEERS = ("transformers",)
+PEER_HOMES = Path(__file__).parent.parent / ".peers"  # each in an environment of its own
 
 
 def tickertape_command(model: str | None, arguments: Sequence[str] = ()) -> list[str]:
@@ -29,10 +29,10 @@ def tickertape_command(model: str | None, arguments: Sequence[str] = ()) -> list
 
 
 def peer_command(name: str, model: str, dtype: str) -> list[str] | None:
-    """The command line that serves `model` on {port}; None when the peer is not installed here."""
+    """The command line that serves `model` on {port}; None when the peer is not installed (`make peers`)."""
     if name == "transformers":
-        command = Path(sys.executable).with_name("transformers")
-        if not command.exists() or not all(find_spec(module) for module in ("torch", "transformers", "fastapi")):
+        command = PEER_HOMES / name / "bin" / "transformers"
+        if not command.exists():
             return None
         serve = [str(command), "serve", model, "--continuous-batching", "--device", "cpu", "--dtype", dtype]
         return [*serve, "--host", "127.0.0.1", "--port", "{port}"]
