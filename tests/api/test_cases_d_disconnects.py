@@ -145,11 +145,11 @@ async def test_case_077_headers_do_not_wait_for_the_queue(make_front: Make) -> N
 
 
 async def test_the_keep_alive_comes_from_acceptance_on_and_only_in_silence(make_front: Make) -> None:
-    options = WireOptions(keep_alive_s=0.1, head_delay_s=0.05)
+    options = WireOptions(keep_alive_s=0.4, head_delay_s=0.05)
     front = await make_front(
-        FOREVER, {"when": spoken("go"), "tokens": spoken("abcdef")}, max_num_seqs=1, token_s=0.02, options=options
+        FOREVER, {"when": spoken("go"), "tokens": spoken("abcdef")}, max_num_seqs=1, token_s=0.05, options=options
     )
-    async with front.streaming("long", max_tokens=25) as first:
+    async with front.streaming("long", max_tokens=30) as first:
         await first.head()
         queued = await front.chat("go", stream=True)
     waiting, _, told_text = queued.body.partition(b'"content":"a"')
