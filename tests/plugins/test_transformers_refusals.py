@@ -59,10 +59,12 @@ def refusal(spec: ModelSpec) -> str:
     try:
         make(spec, BackendOptions(num_threads=1))
     except StartupError as error:
-        assert error.code == "UnsupportedArchitecture"
-        assert "\n" not in error.message
-        return error.message.removeprefix("the transformers backend cannot serve this model: ")
-    return ""
+        found = error
+    else:
+        return ""
+    assert found.code == "UnsupportedArchitecture"
+    assert "\n" not in found.message
+    return found.message.removeprefix("the transformers backend cannot serve this model: ")
 
 
 def table(heading: str) -> dict[str, list[str]]:

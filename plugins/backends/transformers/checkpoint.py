@@ -47,20 +47,18 @@ def read_headers(directory: Path) -> dict[str, Stored]:
     return found
 
 
-def footprint(skeleton: Any, stored: Mapping[str, Stored], dtype: torch.dtype) -> Footprint:
-    """What loading `stored` into a model like `skeleton` will take, tied tensors counted once."""
-    mapped = _used_in_place(skeleton, stored, dtype)
-    by_identity: dict[int, tuple[torch.Tensor, bool]] = {}
+def footprint(skeleton: Any, stored: Mapping[str, Stored]) -> Footprint:
+    """What loading `stored` into a model like `skeleton` (on the meta device, in the types it will have) will take.
+    Tied tensors are counted once."""
+    mapped = _used_in_place(skeleton, stored)
+    tensors: dict[int, torch.Tensor] = {}
+    in_place: set[int] = set()
     for name, tensor in _tensors(skeleton):
-        _, in_place = by_identity.get(id(tensor), (tensor, False))
-        by_identity[id(tensor)] = tensor, in_place or name in mapped
-    mapped_bytes = private_bytes = 0
-    for tensor, in_place in by_identity.values():
-        # Buffers of other types (positions, float32 frequencies) stay what they are.
-        itemsize = dtype.itemsize if isinstance(tensor, torch.nn.Parameter) else tensor.dtype.itemsize
-        size = tensor.numel() * itemsize
-        mapped_bytes, private_bytes = mapped_bytes + size * in_place, private_bytes + size * (not in_place)
-    return Footprint(mapped_bytes, private_bytes)
+        tensors[id(tensor)] = tensor
+        if name in mapped:
+            in_place.add(id(tensor))
+    mapped_bytes = sum(tensor.nbytes for key, tensor in tensors.items() if key in in_place)
+    return Footprint(mapped_bytes, sum(tensor.nbytes for tensor in tensors.values()) - mapped_bytes)
 
 
 def load_model(
@@ -89,6 +87,7 @@ def load_model(
                 attn_implementation=attention,
                 # The library's grouped product knows no float64.
                 experts_implementation="eager" if dtype == torch.float64 else None,
+                ignore_mismatched_sizes=True,  # they are in the report, and refused below
                 output_loading_info=True,
             )
         except (RuntimeError, ValueError) as error:
@@ -108,7 +107,7 @@ def _verify(report: Mapping[str, Any]) -> None:
         raise StartupError(f"the model has no place for {_some(unexpected)}", code="UnexpectedTensor")
 
 
-def _used_in_place(skeleton: Any, stored: Mapping[str, Stored], dtype: torch.dtype) -> set[str]:
+def _used_in_place(skeleton: Any, stored: Mapping[str, Stored]) -> set[str]:
     """The model's own names of the tensors that need no copy: of the right type, renamed at most."""
     transforms = get_model_conversion_mapping(skeleton)
     renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
@@ -117,8 +116,9 @@ def _used_in_place(skeleton: Any, stored: Mapping[str, Stored], dtype: torch.dty
     found = set()
     for name, tensor in stored.items():
         own, converted = rename_source_key(name, renamings, converters, skeleton.base_model_prefix, state)
-        if _TYPES.get(tensor.dtype) == dtype and converted is None:
-            found.add(own if own in state else name)
+        own = own if own in state else name
+        if own in state and converted is None and _TYPES.get(tensor.dtype) == state[own].dtype:
+            found.add(own)
     return found
 
 

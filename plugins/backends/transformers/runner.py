@@ -22,7 +22,7 @@ from tickertape.plugins import (
     StepOutput,
     WeightSet,
 )
-from tickertape.plugins.backends.transformers.checkpoint import footprint, load_model, read_headers
+from tickertape.plugins.backends.transformers.checkpoint import Footprint, footprint, load_model, read_headers
 from tickertape.plugins.backends.transformers.gather import gather_attention
 from tickertape.plugins.backends.transformers.interface import unsupported
 from tickertape.plugins.backends.transformers.layout import Layout
@@ -47,31 +47,32 @@ def make(spec: ModelSpec, options: BackendOptions) -> TransformersRunner:
     config = read_config(spec, trust_remote_code=trust)
     if not trust and spec.config.get("auto_map") and type(config).__module__.split(".")[0] != "transformers":
         raise unsupported("it brings code of its own (remote code), which is not run")
-    skeleton = build(config, torch.bfloat16, "meta", trust_remote_code=trust)
+    skeleton = build(config, place.dtype, "meta", trust_remote_code=trust)
+    taken = footprint(skeleton, read_headers(Path(spec.path)))
     pin_frequencies(skeleton, spec.max_model_len)
-    layout = probe(skeleton)
+    layout = probe(skeleton.to(torch.bfloat16))  # of all types the one that mixtures of experts can do without values
     if options.extra.get("self_check", True):
         check_twin(config)
-    return TransformersRunner(spec, config, skeleton, layout, place)
+    return TransformersRunner(spec, type(skeleton), config, layout, taken, place)
 
 
 class TransformersRunner:
     """Computes in `forward` and samples in `sample`. On the CPU nothing is in flight between them."""
 
-    def __init__(self, spec: ModelSpec, config: Any, skeleton: Any, layout: Layout, place: Placement) -> None:
-        self._spec, self._config, self._skeleton = spec, config, skeleton
-        self._layout, self._place = layout, place
+    def __init__(
+        self, spec: ModelSpec, model_class: Any, config: Any, layout: Layout, taken: Footprint, place: Placement
+    ) -> None:
+        self._spec, self._model_class, self._config = spec, model_class, config
+        self._layout, self._taken, self._place = layout, taken, place
         self._paged: PagedModel | None = None
         self._rows: tuple[Row, ...] = ()
 
     def plan(self, limits: Limits) -> MemoryPlan:
         self._limits = limits
         self._paging = self._layout.paging(limits, self._place.dtype.itemsize)
-        stored = read_headers(Path(self._spec.path))
-        taken = footprint(self._skeleton, stored, self._place.dtype)
         return MemoryPlan(
-            weight_bytes=taken.mapped_bytes,
-            private_bytes=taken.private_bytes,
+            weight_bytes=self._taken.mapped_bytes,
+            private_bytes=self._taken.private_bytes,
             workspace_bytes=self._workspace_bytes(limits),
             groups=self._paging.groups,
         )
@@ -79,7 +80,7 @@ class TransformersRunner:
     def load(self, weights: WeightSet) -> Iterator[Progress]:
         self._paged = PagedModel(self._layout, self._paging, gather_attention, self._place.device)
         model = yield from load_model(
-            type(self._skeleton), self._config, weights, self._place.dtype, self._paged.attention_name
+            self._model_class, self._config, weights, self._place.dtype, self._paged.attention_name
         )
         pin_frequencies(model, self._limits.max_model_len)
         self._paged.adopt(model.to(self._place.device))
@@ -110,7 +111,9 @@ class TransformersRunner:
 
     def _workspace_bytes(self, limits: Limits) -> int:
         """What one full step holds at once: its states, and all logits when prompts are scored."""
-        config, itemsize = self._config.get_text_config(), self._place.dtype.itemsize
-        widest = max((p.shape[-2] for n, p in self._skeleton.named_parameters() if p.dim() > 1 and "embed" not in n))
-        per_token = 8 * config.hidden_size + 3 * min(widest, config.vocab_size) + config.vocab_size
-        return int(limits.max_batch_tokens * per_token * itemsize)
+        config = self._config.get_text_config()
+        heads = max(a.num_heads * (a.key_dim + a.value_dim) for a in self._layout)
+        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        inner = max(inner) if isinstance(inner, list) else inner
+        per_token = 8 * config.hidden_size + 2 * heads + 3 * inner + config.vocab_size
+        return int(limits.max_batch_tokens * per_token * self._place.dtype.itemsize)

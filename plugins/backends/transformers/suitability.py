@@ -17,7 +17,14 @@ from tickertape.plugins import ModelSpec
 __all__ = ["supports"]
 
 PAGED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-_RECURRENT: Final = ("conv_L_cache", "linear_conv_kernel_dim", "lru_width", "mamba_d_state", "ssm_state_size", "state_size")
+_RECURRENT: Final = (
+    "conv_L_cache",
+    "linear_conv_kernel_dim",
+    "lru_width",
+    "mamba_d_state",
+    "ssm_state_size",
+    "state_size",
+)
 _TABLE: Final = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = .*?^\)$", re.MULTILINE | re.DOTALL)
 
 
