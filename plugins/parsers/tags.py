@@ -13,7 +13,7 @@ class Tags:
     def __init__(self, *tags: str) -> None:
         """Raises ValueError when a tag is empty or lies inside another: which of the two comes first would depend on
         how the text is cut."""
-        if "" in tags or any(one is not other and one in other for one in tags for other in tags):
+        if "" in tags or any(one != other and one in other for one in tags for other in tags):
             raise ValueError(f"no tag may be empty or lie inside another: {tags}")
         self._pattern = re.compile("|".join(map(re.escape, tags)) if tags else r"(?!)")
         self._beginnings = frozenset(tag[:size] for tag in tags for size in range(1, len(tag)))
