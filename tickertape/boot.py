@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from types import FrameType, TracebackType
 
 from tickertape.children import Child, start_child
@@ -95,6 +94,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _exit_now(number: int, _: FrameType | None) -> None:
-    # Nothing is being served yet. A second signal while the children are reaped must not raise again in the middle.
-    signal.signal(number, signal.SIG_IGN)
-    sys.exit(0)
+    # Nothing is served yet. Raising SystemExit here could land in any import, or be swallowed by a destructor; the
+    # children see their sockets close.
+    os._exit(0)

@@ -14,9 +14,10 @@ from tickertape.core.errors import PluginError, StartupError, TickertapeError
 from tickertape.core.loop import EngineLoop
 from tickertape.core.memory import MemoryPlan
 from tickertape.core.messages import Configure
-from tickertape.core.ports import Engine, ModelRunner, Progress
+from tickertape.core.ports import Engine, EngineStats, ModelRunner, Progress
 from tickertape.core.request import Request, SamplingParams, pack_tokens
 from tickertape.free_memory import free_memory
+from tickertape.plugins.events import StepEvent
 from tickertape.plugins.manager import Plugins
 from tickertape.weights.mapping import MappedWeights
 
@@ -37,9 +38,9 @@ class PagedParts(NamedTuple):
     weights: MappedWeights
 
 
-def find_backend(configure: Configure) -> Backend:
+def find_backend(configure: Configure, plugins: Plugins) -> Backend:
     """Raises PluginError when there is no such backend, StartupError when it is of a kind that is not served."""
-    backend = Plugins.load(**configure.plugins).backend(configure.backend)
+    backend = plugins.backend(configure.backend)
     if backend.kind == "predictor":
         raise StartupError(f"backend {backend.name!r} is a predictor, not a language model", code="UnsupportedBackend")
     return backend
@@ -52,9 +53,11 @@ def make(backend: Backend, configure: Configure) -> Any:
         return factory(configure.spec, configure.options)
 
 
-def build_loop(backend: Backend, configure: Configure, report: Report) -> PagedParts:
+def build_loop(backend: Backend, configure: Configure, report: Report, plugins: Plugins) -> PagedParts:
     """Makes the runner, promises its memory, loads its weights, allocates the KV cache, computes one step. Raises
     StartupError."""
+    if lacking := backend.capabilities.lacking():
+        _log.info("backend %s serves %s without %s", backend.name, configure.spec.name, ", ".join(lacking))
     runner: ModelRunner = make(backend, configure)
     with _blamed(backend.name, "plan"):
         plan = runner.plan(configure.limits)
@@ -73,6 +76,8 @@ def build_loop(backend: Backend, configure: Configure, report: Report) -> PagedP
             num_blocks=configure.num_blocks,
             kv_cache_bytes=kv_cache_bytes,
             policy=configure.policy,
+            processors=plugins.processors,
+            on_step=_teller(configure.spec.name, plugins),
         )
     report(Progress("warm", 0, 1, "steps"))
     with _blamed(backend.name, "warm up"):
@@ -104,6 +109,14 @@ def _share_of_free_memory(configure: Configure, plan: MemoryPlan) -> int:
         share >> 20,
     )
     return share
+
+
+def _teller(model: str, plugins: Plugins) -> Callable[[float, EngineStats], None] | None:
+    """Tells the observers of each step; None when there are none, so that the loop does not even call."""
+    observers = plugins.observers
+    if not observers:
+        return None
+    return lambda duration_s, stats: observers(StepEvent(model=model, duration_s=duration_s, stats=stats))
 
 
 def _warm(loop: EngineLoop) -> None:

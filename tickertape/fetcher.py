@@ -53,11 +53,14 @@ def _fetch(fetch: Fetch, link: Link[ToFetcher]) -> None:
     def report(progress: Progress) -> None:
         link.send(Loading(0, progress))
 
-    plugins = Plugins.load(**fetch.plugins)
-    store = Store(Path(fetch.store))
-    for name, model in fetch.models:
-        spec = materialize(model, store=store, sources=plugins.sources, report=report, name=name)
-        link.send(Resolved(spec))
+    plugins = Plugins.load(**fetch.plugins, process="fetcher")
+    try:
+        store = Store(Path(fetch.store))
+        for name, model in fetch.models:
+            spec = materialize(model, store=store, sources=plugins.sources, report=report, name=name)
+            link.send(Resolved(spec))
+    finally:
+        plugins.shutdown()
 
 
 def _exit_with_front(link: Link[ToFetcher]) -> None:

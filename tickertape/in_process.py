@@ -14,6 +14,7 @@ from tickertape.core.errors import EngineDead, TickertapeError
 from tickertape.core.messages import Configure, Ready
 from tickertape.core.ports import Engine, Progress
 from tickertape.engine_room import build_loop, find_backend, start_engine
+from tickertape.plugins.manager import Plugins
 from tickertape.supervisor import Watcher
 
 __all__ = ["InProcess"]
@@ -26,8 +27,9 @@ T = TypeVar("T")
 class InProcess:
     """Builds the engine on a thread, then watches its health. The counterpart of a Supervisor."""
 
-    def __init__(self, configure: Configure, watcher: Watcher) -> None:
+    def __init__(self, configure: Configure, plugins: Plugins, watcher: Watcher) -> None:
         self._configure = configure
+        self._plugins = plugins
         self._watcher = watcher
         self._engine: Engine | None = None
 
@@ -40,7 +42,7 @@ class InProcess:
     async def run(self) -> None:
         """Until cancelled. Raises StartupError when the engine cannot start, EngineDead when it dies."""
         name = self._configure.spec.name
-        backend = find_backend(self._configure)
+        backend = find_backend(self._configure, self._plugins)
         if backend.kind == "runner":
             self._engine, num_blocks = await self._paged_engine(backend)
         else:
@@ -67,7 +69,7 @@ class InProcess:
             with suppress(RuntimeError):  # the server stopped meanwhile, and its loop is closed
                 loop.call_soon_threadsafe(self._watcher.loading, self._configure.spec.name, progress)
 
-        parts = await _on_daemon_thread(lambda: build_loop(backend, self._configure, report))
+        parts = await _on_daemon_thread(lambda: build_loop(backend, self._configure, report, self._plugins))
         engine = PagedEngine(parts.loop, parts.plan)
         await engine.start()
         return engine, parts.num_blocks

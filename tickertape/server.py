@@ -18,12 +18,13 @@ from tickertape.api.admission import Admission
 from tickertape.api.app import build_app
 from tickertape.api.health import Readiness
 from tickertape.api.metrics import Metrics
+from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.models import Models, ServedModel
 from tickertape.api.prompts import PromptEncoder
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.service import Service
 from tickertape.api.templates import ChatTemplate
-from tickertape.api.tokenizer import TextTokenizer
+from tickertape.api.tokenizer import read_tokenizer
 from tickertape.boot import WORKER, Boot
 from tickertape.children import Child
 from tickertape.core.backend import Backend, ModelSpec
@@ -72,7 +73,7 @@ class Host(Protocol):
 
 
 class _Text(NamedTuple):
-    tokenizer: TextTokenizer
+    tokenizer: ModelTokenizer
     template: ChatTemplate | None
 
 
@@ -114,16 +115,24 @@ class Front:
         for a moment."""
         signals = StopSignals(self._boot.kill_children)
         asked = asyncio.create_task(signals.wait())
+        loading = asyncio.create_task(asyncio.to_thread(self._load_plugins))
+        await asyncio.wait({loading})
+        self._plugins = Plugins.none() if loading.exception() else loading.result()
         try:
             app = build_app(
-                self._service, self._models, self._readiness, self._metrics, options=wire_options(self._settings)
+                self._service,
+                self._models,
+                self._readiness,
+                self._metrics,
+                options=wire_options(self._settings),
+                plugins=self._plugins,
             )
         except StartupError as error:
             complain(error)
             return _FAILED
         http = HttpServer(app, keep_alive_s=self._settings.http_keep_alive_s, adopt=self._boot.stop_responding())
         serving = asyncio.create_task(http.serve([self._boot.listener]))
-        hosting = asyncio.create_task(self._host_models())
+        hosting = asyncio.create_task(self._host_models(loading))
         try:
             await asyncio.wait((serving, hosting, asked), return_when=asyncio.FIRST_COMPLETED)
             status = await self._fail(hosting, asked) if hosting.done() else await self._drain()
@@ -133,6 +142,7 @@ class Front:
             await asyncio.wait((serving, hosting))
             asked.cancel()
             self._renders.close()
+            await asyncio.to_thread(self._plugins.shutdown)
         serving.result()
         return status
 
@@ -153,6 +163,7 @@ class Front:
                 created=int(time.time()),
                 capabilities=hosted.backend.capabilities,
                 priorities=hosted.configure.policy == "priority",
+                processors=self._plugins.processors,
             )
         )
         if self._standing.ready(name):
@@ -162,37 +173,50 @@ class Front:
     def lost(self, name: str, error: TickertapeError) -> None:
         self._standing.lost(name)
 
-    async def _host_models(self) -> None:
+    def _load_plugins(self) -> Plugins:
+        settings = self._settings
+        plugins = Plugins.load(
+            **plugin_settings(settings),
+            process="front",
+            routes=settings.route_plugins,
+            required=settings.auth_plugins,
+        )
+        for failed in (record for record in plugins.records if record.state == "failed"):
+            _log.warning("plugin %r failed at %s: %s", failed.name, failed.stage, failed.error)
+        return plugins
+
+    async def _host_models(self, loading: asyncio.Task[Plugins]) -> None:
         """Fetches the models and runs each. Does not end but by an error, or by being cancelled."""
-        plugins = await asyncio.to_thread(partial(Plugins.load, **plugin_settings(self._settings)))
+        plugins = await loading
         workers = list(self._boot.workers)
+        names: set[str] = set()
         try:
             async with (
                 asyncio.TaskGroup() as group,
                 aclosing(fetch_models(self._boot.fetcher, self._fetch, self.loading)) as specs,
             ):
                 async for spec in specs:
+                    if spec.name in names:
+                        raise StartupError(f"two models are named {spec.name!r}; use NAME=MODEL", code="NameTaken")
+                    names.add(spec.name)
                     group.create_task(self._host(spec, plugins, workers.pop(0) if workers else None))
         except BaseExceptionGroup as errors:
             raise first_of(errors) from errors
 
     async def _host(self, spec: ModelSpec, plugins: Plugins, worker: Child | None) -> None:
-        name = spec.name
-        if name in self._hosted:
-            raise StartupError(f"two models are named {name!r}; name one NAME=MODEL", code="NameTaken")
         backend = plugins.choose(spec, self._settings.backend)
         configure = configure_message(self._settings, spec, backend, num_models=len(self._fetch.models))
-        text = await asyncio.to_thread(_read_text, Path(spec.path))
+        text = await asyncio.to_thread(_read_text, Path(spec.path), plugins)
         host = self._make_host(configure, worker)
-        self._hosted[name] = _Hosted(configure, backend, text, host)
-        self._metrics.declare(name)
+        self._hosted[spec.name] = _Hosted(configure, backend, text, host)
+        self._metrics.declare(spec.name)
         await host.run()
 
     def _make_host(self, configure: Configure, worker: Child | None) -> Host:
         if self._settings.in_process:
             from tickertape.in_process import InProcess  # brings the engine's own imports along
 
-            return InProcess(configure, self)
+            return InProcess(configure, self._plugins, self)
         start = partial(self._boot.start_child, WORKER)
         return Supervisor(configure, RemoteEngine(), self, start, first=worker)
 
@@ -228,5 +252,5 @@ class Front:
         print(f"\ntickertape serves {', '.join(self._hosted)} on {url}. Try:\n\n{text}\n", file=sys.stderr, flush=True)
 
 
-def _read_text(directory: Path) -> _Text:
-    return _Text(TextTokenizer.from_directory(directory), ChatTemplate.from_directory(directory))
+def _read_text(directory: Path, plugins: Plugins) -> _Text:
+    return _Text(read_tokenizer(directory, plugins.tokenizers), ChatTemplate.from_directory(directory))

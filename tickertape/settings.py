@@ -106,6 +106,12 @@ class Settings(BaseSettings):
     plugins_block: Annotated[tuple[str, ...], NoDecode] = setting(
         (), "Plugins not to load, separated by commas.", "Plugins"
     )
+    auth_plugins: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), "Plugins that must authenticate; without them the server does not start.", "Plugins"
+    )
+    route_plugins: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), "Plugins that may serve HTTP routes, under /plugins/NAME.", "Plugins"
+    )
     strict_plugins: bool = setting(False, "Refuse to start when a plugin is broken.", "Plugins")
 
     in_process: bool = setting(False, "Run the engine in the front: no worker, no restart.", "Process")
@@ -133,7 +139,7 @@ class Settings(BaseSettings):
             InitSettingsSource(settings_cls, init_kwargs=_read_toml(Path(config)) if config else {}),
         )
 
-    @field_validator("models", "plugins_allow", "plugins_block", mode="before")
+    @field_validator("models", "plugins_allow", "plugins_block", "auth_plugins", "route_plugins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part for part in re.split(r"[,\s]+", value) if part) if isinstance(value, str) else value

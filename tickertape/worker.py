@@ -38,6 +38,7 @@ from tickertape.engine_room import build_loop, find_backend
 from tickertape.engine_worker import EngineWorker
 from tickertape.link import Link, LinkError
 from tickertape.logs import configure_logs
+from tickertape.plugins.manager import Plugins
 
 __all__ = ["main"]
 
@@ -112,11 +113,11 @@ def _serve(configure: Configure, link: Link[ToWorker]) -> int:
     reader = Reader(link)
     reader.start()
     try:
-        backend = find_backend(configure)
-        if backend.kind == "runner":
-            _serve_runner(backend, configure, link, reader)
-        else:
-            asyncio.run(EngineWorker(configure, link).run(backend, reader.feed))
+        plugins = Plugins.load(**configure.plugins, process="worker")
+        try:
+            _serve_model(plugins, configure, link, reader)
+        finally:
+            plugins.shutdown()
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the front is gone, and nobody is left to serve
     except Exception as error:
@@ -128,7 +129,19 @@ def _serve(configure: Configure, link: Link[ToWorker]) -> int:
     return 0
 
 
-def _serve_runner(backend: Backend, configure: Configure, link: Link[ToWorker], reader: Reader) -> None:
+def _serve_model(plugins: Plugins, configure: Configure, link: Link[ToWorker], reader: Reader) -> None:
+    for failed in (record for record in plugins.records if record.stage == "startup"):
+        _log.warning("plugin %r failed at startup: %s", failed.name, failed.error)
+    backend = find_backend(configure, plugins)
+    if backend.kind == "runner":
+        _serve_runner(backend, plugins, configure, link, reader)
+    else:
+        asyncio.run(EngineWorker(configure, link).run(backend, reader.feed))
+
+
+def _serve_runner(
+    backend: Backend, plugins: Plugins, configure: Configure, link: Link[ToWorker], reader: Reader
+) -> None:
     epoch = configure.epoch
 
     def report(progress: Progress) -> None:
@@ -138,7 +151,7 @@ def _serve_runner(backend: Backend, configure: Configure, link: Link[ToWorker], 
         failures = [(request_id, Failure.of(error)) for request_id, error in events.failures]
         link.send(Emit(epoch, events.deltas, failures, stats))
 
-    parts = build_loop(backend, configure, report)
+    parts = build_loop(backend, configure, report, plugins)
     try:
         driver = Driver(parts.loop, emit)
         reader.feed(driver)
