@@ -10,16 +10,18 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
+from tickertape.api.door import Door
 from tickertape.api.edge import Edge
 from tickertape.api.health import Readiness
-from tickertape.api.keys import Keys
 from tickertape.api.metrics import CONTENT_TYPE, Metrics
 from tickertape.api.models import Models
 from tickertape.api.openai.routes import openai_routes
 from tickertape.api.options import WireOptions
+from tickertape.api.plugin_routes import plugin_routes
 from tickertape.api.probes import probe_routes
 from tickertape.api.service import Service
 from tickertape.api.watchdog import Watchdog
+from tickertape.plugins.manager import Plugins
 
 __all__ = ["build_app"]
 
@@ -31,10 +33,13 @@ def build_app(
     metrics: Metrics,
     *,
     options: WireOptions | None = None,
+    plugins: Plugins | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
-    """Probes, metrics and the OpenAI routes. Everything is created and used on one event loop."""
+    """Probes, metrics, the OpenAI routes and those of plugins. Everything is created and used on one event loop."""
     chosen = WireOptions() if options is None else options
+    loaded = Plugins.none() if plugins is None else plugins
+    metrics.watch(loaded)
     watchdog = Watchdog(models, service.admission, clock)
 
     async def scrape(_: Request) -> Response:
@@ -45,7 +50,9 @@ def build_app(
             *probe_routes(readiness, watchdog),
             Route("/metrics", scrape),
             *openai_routes(service, models, chosen),
+            *plugin_routes(loaded),
         ],
         redirect_slashes=False,
     )
-    return Edge(routes, keys=Keys(chosen.api_keys), metrics=metrics, clock=clock)
+    door = Door(chosen.api_keys, loaded.authenticators)
+    return Edge(routes, door=door, metrics=metrics, observers=loaded.observers, clock=clock)

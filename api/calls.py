@@ -12,9 +12,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-__all__ = ["ChatCall", "CompletionCall", "Decoding", "PromptInput"]
+__all__ = ["ChatCall", "CompletionCall", "Decoding", "ProcessorCall", "PromptInput"]
 
 PromptInput = str | tuple[int, ...]
+
+
+class ProcessorCall(Struct, frozen=True):
+    """A logits processor by its name, and its arguments, which hold what JSON can say."""
+
+    name: str
+    arguments: Mapping[str, Any]
 
 
 class Decoding(Struct, frozen=True, kw_only=True):
@@ -51,6 +58,7 @@ class Decoding(Struct, frozen=True, kw_only=True):
     truncate_prompt_tokens: int | None = None
     priority: int = 0
     cache_salt: str | None = None
+    logits_processors: tuple[ProcessorCall, ...] = ()
 
 
 class ChatCall(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tickertape.api.tokenizer import TextTokenizer
+from tickertape.api.model_tokenizer import ModelTokenizer
 
 __all__ = ["Detokenizer"]
 
@@ -23,7 +23,7 @@ class Detokenizer:
     For one stream and one thread; not to be used after `finish`.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool, prefix: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: ModelTokenizer, *, skip_special_tokens: bool, prefix: Sequence[int] = ()) -> None:
         self._piece = tokenizer.piece
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._decoder = tokenizer.decoder

@@ -12,14 +12,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tickertape.api.connection import ClientGone
+from tickertape.api.door import Door
 from tickertape.api.error_table import public_error, retry_headers, spelling
 from tickertape.api.exchange import Exchange, request_id_from
-from tickertape.api.keys import Keys
 from tickertape.api.logs import log_access
 from tickertape.api.metrics import Metrics
 from tickertape.api.openai.errors import error_body
 from tickertape.api.sse import SendTimeoutError
 from tickertape.core.errors import InvalidRequest, RouteNotFound, TickertapeError
+from tickertape.plugins.events import RequestEvent
+from tickertape.plugins.observers import Observers
 
 __all__ = ["OPEN_PATHS", "QUIET_PATHS", "Edge", "error_response"]
 
@@ -38,9 +40,12 @@ class Edge:
     """An ASGI app around the routes. Whatever they raise before their answer began becomes an error answer; what is
     not of the error tree is logged, once, with the request id, and shows nothing of itself."""
 
-    def __init__(self, app: ASGIApp, *, keys: Keys, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, app: ASGIApp, *, door: Door, metrics: Metrics, observers: Observers, clock: Callable[[], float]
+    ) -> None:
         self._app = app
-        self._keys = keys
+        self._door = door
+        self._observers = observers
         self._metrics = metrics
         self._clock = clock
 
@@ -61,7 +66,7 @@ class Edge:
         try:
             try:
                 if exchange.path not in OPEN_PATHS:
-                    exchange.tenant = self._keys.check(scope["headers"])
+                    exchange.tenant = await self._door.admit(scope)
                 await self._app(scope, receive, marked)
             except (ClientGone, SendTimeoutError):
                 exchange.outcome = "cancelled"
@@ -72,9 +77,12 @@ class Edge:
             exchange.outcome = "cancelled"
             raise
         finally:
-            log_access(exchange, self._clock() - exchange.started, quiet=quiet)
+            duration_s = self._clock() - exchange.started
+            log_access(exchange, duration_s, quiet=quiet)
             if not quiet:
                 self._metrics.request(exchange.model, exchange.outcome)
+                if self._observers:
+                    self._observers(_event(exchange, duration_s))
 
     async def _answer(self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         known = _of_starlette(error) if isinstance(error, HTTPException) else error
@@ -105,6 +113,23 @@ def _of_starlette(error: HTTPException) -> TickertapeError:
     if error.status_code == 405:
         return InvalidRequest("This route does not take that method", code="method_not_allowed")
     return RouteNotFound("There is no such route")
+
+
+def _event(exchange: Exchange, duration_s: float) -> RequestEvent:
+    usage = exchange.usage
+    return RequestEvent(
+        request_id=exchange.request_id,
+        method=exchange.method,
+        path=exchange.path,
+        status=exchange.status,
+        outcome=exchange.outcome,
+        model=exchange.model,
+        tenant=exchange.tenant,
+        duration_s=duration_s,
+        ttft_s=exchange.ttft_s,
+        num_prompt_tokens=0 if usage is None else usage.prompt_tokens,
+        num_generated_tokens=0 if usage is None else usage.completion_tokens,
+    )
 
 
 def _mark(exchange: Exchange, send: Send) -> Send:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tickertape.api.error_table import OUTCOMES
 from tickertape.core.ports import EngineStats
+from tickertape.plugins.manager import Plugins
+from tickertape.plugins.records import PluginState
 
 __all__ = ["CONTENT_TYPE", "NAMES", "Meter", "Metrics"]
 
@@ -35,6 +37,8 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "tickertape_inter_token_latency_seconds": "Between the steps that gave one request its tokens.",
         "tickertape_request_duration_seconds": "From acceptance to the end of the answer, whatever the end.",
         "tickertape_requests_total": "Requests by outcome.",
+        "tickertape_plugins": "Plugins by state: loaded, failed, blocked.",
+        "tickertape_plugin_faults_total": "Failures of plugins after they had loaded.",
     }
 )
 
@@ -68,6 +72,10 @@ class Metrics:
         self._requests = self._counter("tickertape_requests_total", "outcome")
         self._touch(_NO_MODEL)
         self.registry.register(_Gauges(stats, self._declared))
+
+    def watch(self, plugins: Plugins) -> None:
+        """Shows how the plugins of this process fare. Once."""
+        self.registry.register(_PluginFigures(plugins))
 
     def declare(self, model: str) -> None:
         """Makes the series of a model exist, at zero."""
@@ -166,6 +174,25 @@ class _Gauges(Collector):
             for model in models:
                 family.add_metric((model,), read(stats.get(model, nothing)))
             yield family
+
+
+class _PluginFigures(Collector):
+    """Read when scraped. Label values are bounded by what is installed."""
+
+    def __init__(self, plugins: Plugins) -> None:
+        self._plugins = plugins
+
+    def collect(self) -> Iterable[Metric]:
+        by_state = GaugeMetricFamily("tickertape_plugins", NAMES["tickertape_plugins"], labels=("state",))
+        for state in get_args(PluginState):
+            by_state.add_metric((state,), sum(record.state == state for record in self._plugins.records))
+        yield by_state
+        faults = CounterMetricFamily(
+            "tickertape_plugin_faults_total", NAMES["tickertape_plugin_faults_total"], labels=("plugin",)
+        )
+        for plugin, count in sorted(self._plugins.faults.counts.items()):
+            faults.add_metric((plugin,), count)
+        yield faults
 
 
 def _used_ratio(stats: EngineStats) -> float:

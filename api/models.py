@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from tickertape.api.health import Readiness
+from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.templates import ChatTemplate
-from tickertape.api.tokenizer import TextTokenizer
 from tickertape.core.backend import Capabilities
 from tickertape.core.errors import ModelNotFound
+from tickertape.core.logits_processor import LogitsProcessorSpec
 from tickertape.core.ports import Engine
 
 __all__ = ["Models", "ServedModel"]
@@ -18,17 +20,19 @@ __all__ = ["Models", "ServedModel"]
 
 class ServedModel(Struct, frozen=True, kw_only=True):
     """A model and everything that turns text into its tokens and back. `created` is seconds since the epoch,
-    `fingerprint` the `system_fingerprint` of its answers, `priorities` whether its queue is ordered by them."""
+    `fingerprint` the `system_fingerprint` of its answers, `priorities` whether its queue is ordered by them,
+    `processors` the logits processors that requests may name."""
 
     name: str
     engine: Engine
-    tokenizer: TextTokenizer
+    tokenizer: ModelTokenizer
     template: ChatTemplate | None
     max_model_len: int
     vocab_size: int
     created: int
     capabilities: Capabilities = Capabilities()
     priorities: bool = False
+    processors: Mapping[str, LogitsProcessorSpec] = MappingProxyType({})
     fingerprint: str = "fp_tickertape"
 
 

@@ -10,10 +10,10 @@ from msgspec import Struct
 
 from tickertape.api.calls import ChatCall, CompletionCall, Decoding, PromptInput
 from tickertape.api.detokenizer import Detokenizer
+from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.models import ServedModel
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.sampling import check_tokens
-from tickertape.api.tokenizer import TextTokenizer
 from tickertape.core.errors import ContextLengthExceeded, InvalidRequest
 
 __all__ = ["Prompt", "PromptEcho", "PromptEncoder"]
@@ -128,7 +128,7 @@ def _fitting(tokens: Sequence[int], decoding: Decoding, limit: int, param: str) 
 
 
 def _echo(
-    tokenizer: TextTokenizer, tokens: Sequence[int], text: str | None, *, skip_special_tokens: bool, scored: bool
+    tokenizer: ModelTokenizer, tokens: Sequence[int], text: str | None, *, skip_special_tokens: bool, scored: bool
 ) -> PromptEcho:
     """`text` None: what the tokens decode to. A character that they leave open comes whole with the new text."""
     if text is not None and not scored:

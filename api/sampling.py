@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+import json
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
-from tickertape.api.calls import ChatCall, CompletionCall, Decoding
+from tickertape.api.calls import ChatCall, CompletionCall, Decoding, ProcessorCall
 from tickertape.api.limits import CallLimits
 from tickertape.api.models import ServedModel
 from tickertape.core.errors import ContextLengthExceeded, InvalidRequest
-from tickertape.core.request import SamplingParams
+from tickertape.core.request import LogitsProcessorCall, SamplingParams
 
 __all__ = [
     "cache_key",
@@ -21,6 +23,9 @@ __all__ = [
     "resolve_max_tokens",
     "to_sampling",
 ]
+
+
+_MAX_PROCESSORS: Final = 16
 
 
 def check_tokens(model: ServedModel, tokens: Collection[int], param: str) -> None:
@@ -141,7 +146,36 @@ def to_sampling(model: ServedModel, decoding: Decoding) -> SamplingParams:
         stop_tokens=tuple(dict.fromkeys((*ends, *decoding.stop_token_ids))),
         logprobs=decoding.logprobs,
         prompt_logprobs=decoding.prompt_logprobs,
+        logits_processors=_processors(model, decoding.logits_processors),
     )
+
+
+def _processors(model: ServedModel, calls: Sequence[ProcessorCall]) -> tuple[LogitsProcessorCall, ...]:
+    """Raises InvalidRequest for a processor that is not there, or that does not take its arguments."""
+    if calls and not model.capabilities.logits_processors:
+        raise InvalidRequest("'logits_processors' is not supported by the backend of this model",
+                             code="unsupported_value", param="logits_processors")  # fmt: skip
+    if len(calls) > _MAX_PROCESSORS:
+        raise InvalidRequest(
+            f"Invalid value for 'logits_processors': at most {_MAX_PROCESSORS} are allowed", param="logits_processors"
+        )
+    found = []
+    for n, call in enumerate(calls):
+        spec = model.processors.get(call.name)
+        if spec is None:
+            there = ", ".join(model.processors) or "none"
+            raise InvalidRequest(
+                f"Invalid value for 'logits_processors[{n}].name': {call.name[:100]!r} is not a logits processor of "
+                f"this server; there are: {there}",
+                code="unsupported_value",
+                param=f"logits_processors[{n}].name",
+            )
+        fault = spec.check(call.arguments)
+        if fault is not None:
+            where = f"logits_processors[{n}].arguments"
+            raise InvalidRequest(f"Invalid value for {where!r}: {fault}", param=where)
+        found.append(LogitsProcessorCall(call.name, json.dumps(call.arguments)))
+    return tuple(found)
 
 
 def _bad_tokens(model: ServedModel, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:

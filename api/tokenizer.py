@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from tickertape.api.decoder_stages import Piece
 from tickertape.api.decoders import Decoder, UnsupportedDecoder, compile_decoder
 from tickertape.api.model_files import read_json, special_tokens
+from tickertape.api.model_tokenizer import ModelTokenizer, PluginTokenizer, shown
 from tickertape.core.errors import InvalidRequest, StartupError
+from tickertape.core.tokenizer import TokenizerSpec
 
-__all__ = ["TextTokenizer"]
+__all__ = ["TextTokenizer", "read_tokenizer"]
 
 _SHORT_CHARS: Final = 2048
 
@@ -100,11 +102,31 @@ class TextTokenizer:
 
     def token_text(self, id: int) -> str:
         r"""A token as `logprobs` entries show it: its text or, for a part of a character, `bytes:\xe4\xbd`."""
-        data = self.token_bytes(id)
+        return shown(self.token_bytes(id))
+
+
+def read_tokenizer(directory: Path, specs: Mapping[str, TokenizerSpec]) -> ModelTokenizer:
+    """The tokenizer of a model: its tokenizer.json, or else what the first plugin that supports it reads. Raises
+    StartupError: MissingTokenizer, with each plugin's reason; BadTokenizer."""
+    if (directory / "tokenizer.json").is_file() or not specs:
+        return TextTokenizer.from_directory(directory)
+    reasons = []
+    for spec in specs.values():
         try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+            reason = spec.supports(directory)
+            if reason is None:
+                return PluginTokenizer(spec.load(directory))
+        except StartupError:
+            raise
+        except Exception as error:
+            raise StartupError(
+                f"tokenizer {spec.name!r} failed: {type(error).__name__}: {_one_line(error)}", code="BadTokenizer"
+            ) from error
+        reasons.append(f"{spec.name}: {reason}")
+    raise StartupError(
+        f"the model has no tokenizer.json, and no plugin reads what it has: {'; '.join(reasons)}",
+        code="MissingTokenizer",
+    )
 
 
 def _decoder_of(tokenizer: Tokenizer) -> Decoder:

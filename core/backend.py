@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -37,6 +38,19 @@ class BackendOptions(Struct, frozen=True, kw_only=True):
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
 
+_POWERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "logprobs": "log probabilities",
+        "prompt_logprobs": "scoring of prompts",
+        "masks": "grammars",
+        "chunked": "prompts in pieces",
+        "prefix_cache": "prefix caching",
+        "logits_processors": "logits processors",
+        "resume": "exact resumption",
+    }
+)
+
+
 class Capabilities(Struct, frozen=True, kw_only=True):
     """What a backend can do beyond the six methods. The scheduler degrades by these and says so once.
 
@@ -59,6 +73,10 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] = ("float32",)
     devices: tuple[str, ...] = ("cpu",)
     quantizations: tuple[str, ...] = ("none",)
+
+    def lacking(self) -> tuple[str, ...]:
+        """What a backend may do and this one does not, in words."""
+        return tuple(words for name, words in _POWERS.items() if not getattr(self, name))
 
 
 def _supports_everything(_: ModelSpec) -> str | None:

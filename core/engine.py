@@ -35,6 +35,7 @@ def paged_loop(
     kv_cache_bytes: int | None = None,
     policy: str = "arrival",
     processors: Mapping[str, LogitsProcessorSpec] | None = None,
+    on_step: Callable[[float, EngineStats], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[EngineLoop, MemoryPlan, tuple[int, ...]]:
     """A loop over a loaded runner: asks for its plan, sizes the pools, has it allocate them.
@@ -57,7 +58,8 @@ def paged_loop(
     runner.allocate(blocks)
     usable = processors if processors is not None and capabilities.logits_processors else {}
     scheduler = Scheduler(limits, kv, make_policy(policy), chunked=capabilities.chunked, processors=usable)
-    return EngineLoop(runner, scheduler, ahead=capabilities.ahead, clock=clock), plan, blocks
+    loop = EngineLoop(runner, scheduler, ahead=capabilities.ahead, on_step=on_step, clock=clock)
+    return loop, plan, blocks
 
 
 class PagedEngine:

@@ -8,9 +8,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from tickertape.core.errors import EngineDead, RunnerError, TickertapeError
+from tickertape.core.compiling import Compiling
+from tickertape.core.errors import EngineDead, InvalidRequest, RunnerError, TickertapeError
+from tickertape.core.grammar import GrammarCompiler
+from tickertape.core.masking import NO_MASKS, Masker, StepMasks
 from tickertape.core.ports import EngineStats, ModelRunner
-from tickertape.core.request import Request
+from tickertape.core.request import Finish, Request, TokenDelta
 from tickertape.core.scheduler import Scheduler
 from tickertape.core.step import Step, StepEvents
 
@@ -25,7 +28,7 @@ class EngineLoop:
     n + 1 computed for a sequence that n turned out to finish is dropped.
 
     A RunnerError fails the rows of its step; whatever else a runner raises passes through `step`, and the engine must
-    be given up. Step times are kept for the p99 in `stats`.
+    be given up. Step times are kept for the p99 in `stats`; `on_step` is told each, in seconds, with the figures after.
     """
 
     def __init__(
@@ -34,11 +37,13 @@ class EngineLoop:
         scheduler: Scheduler,
         *,
         ahead: bool = False,
+        on_step: Callable[[float, EngineStats], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
         self._ahead = ahead
+        self._on_step = on_step
         self._clock = clock
         self._in_flight: Step | None = None
         self._refused = StepEvents()
@@ -68,7 +73,10 @@ class EngineLoop:
             self._step_ahead()
         else:
             self._step()
-        self._note(self._clock() - started)
+        duration_s = self._clock() - started
+        self._note(duration_s)
+        if self._on_step is not None:
+            self._on_step(duration_s, self.stats())
         events = self._scheduler.take_events()
         if self._refused:
             events.failures.extend(self._refused.failures)

@@ -32,6 +32,7 @@ from tickertape.core.errors import (
     TickertapeError,
     Unavailable,
 )
+from tickertape.core.logits_processor import LogitsContext, LogitsProcessor, LogitsProcessorSpec
 from tickertape.core.memory import CacheGroup, Limits, MemoryPlan
 from tickertape.core.output_parser import (
     CallFormat,
@@ -61,6 +62,7 @@ from tickertape.core.ports import (
 from tickertape.core.request import (
     Finish,
     Grammar,
+    LogitsProcessorCall,
     Request,
     SamplingParams,
     TokenDelta,
@@ -70,7 +72,11 @@ from tickertape.core.request import (
 )
 from tickertape.core.sampling import Sampler
 from tickertape.core.sources import FileEntry, FileSink, Manifest, WeightSource
-from tickertape.plugins.hookspecs import API, hookimpl
+from tickertape.core.tokenizer import Tokenizer, TokenizerSpec
+from tickertape.plugins.caller import Caller
+from tickertape.plugins.events import Event, RequestEvent, StepEvent
+from tickertape.plugins.hookspecs import API, Process, hookimpl
+from tickertape.plugins.routes import PluginRoute
 
 __all__ = [
     "API",
@@ -83,12 +89,14 @@ __all__ = [
     "Batch",
     "CacheGroup",
     "CallFormat",
+    "Caller",
     "Capabilities",
     "ContentPart",
     "ContextLengthExceeded",
     "Engine",
     "EngineDead",
     "EngineStats",
+    "Event",
     "FileEntry",
     "FileSink",
     "Finish",
@@ -97,6 +105,10 @@ __all__ = [
     "InvalidRequest",
     "Item",
     "Limits",
+    "LogitsContext",
+    "LogitsProcessor",
+    "LogitsProcessorCall",
+    "LogitsProcessorSpec",
     "Logprobs",
     "Manifest",
     "Masks",
@@ -112,10 +124,13 @@ __all__ = [
     "Overloaded",
     "ParserContext",
     "PluginError",
+    "PluginRoute",
     "Predictor",
+    "Process",
     "Progress",
     "ReasoningPart",
     "Request",
+    "RequestEvent",
     "Row",
     "RowError",
     "RunnerError",
@@ -123,11 +138,14 @@ __all__ = [
     "SamplingParams",
     "Signature",
     "StartupError",
+    "StepEvent",
     "StepOutput",
     "TensorSpec",
     "TickertapeError",
     "TokenDelta",
     "TokenLogprobs",
+    "Tokenizer",
+    "TokenizerSpec",
     "ToolCallPart",
     "Unavailable",
     "WeightSet",

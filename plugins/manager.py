@@ -1,8 +1,4 @@
-"""Finds plugins, lets them register, and keeps what they registered. The only place that calls a hook.
-
-Each plugin loads by itself and whole: at the first thing that is wrong (import, version, an unknown hook, a hook that
-raises, a name that is taken) it is taken out again with one line in its record, and the others go on.
-"""
+"""What the plugins of this process registered, and how each of them fared."""
 
 from __future__ import annotations
 
@@ -10,44 +6,57 @@ from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
-
-import pluggy
-from msgspec import Struct
 
 from tickertape.core.backend import Backend, ModelSpec
 from tickertape.core.errors import PluginError, StartupError
+from tickertape.core.logits_processor import LogitsProcessorSpec
 from tickertape.core.output_parser import OutputParserSpec
 from tickertape.core.sources import WeightSource
-from tickertape.plugins import hookspecs
-from tickertape.plugins.candidates import Candidate, files_of, installed
-from tickertape.plugins.registrations import Draft, Registrations
+from tickertape.core.tokenizer import TokenizerSpec
+from tickertape.plugins.authenticators import Authenticators
+from tickertape.plugins.candidates import files_of, installed
+from tickertape.plugins.faults import Faults
+from tickertape.plugins.guarded_parser import guarded_parser
+from tickertape.plugins.guarded_processor import guarded_check
+from tickertape.plugins.hookspecs import PROJECT, Process
+from tickertape.plugins.loader import Loader, one_line
+from tickertape.plugins.observers import Observers
+from tickertape.plugins.records import PluginRecord
+from tickertape.plugins.registrations import Registrations
+from tickertape.plugins.routes import PluginRoute
 
 __all__ = ["PluginRecord", "Plugins"]
 
 
-class PluginRecord(Struct, frozen=True, kw_only=True):
-    """How one plugin fared. `api` is the version it declares, `stage` where it failed (discover, import, version,
-    register, or the name of a hook), `error` one line."""
-
-    name: str
-    distribution: str = ""
-    version: str = ""
-    state: Literal["loaded", "failed", "blocked"]
-    api: tuple[int, int] | None = None
-    hooks: tuple[str, ...] = ()
-    stage: str = ""
-    error: str = ""
-
-
 class Plugins:
-    """What the plugins of this process registered, and how each of them fared. Does not change once loaded."""
+    """Does not change once loaded, but for the faults that are counted."""
 
-    def __init__(self, registrations: Registrations, records: Iterable[PluginRecord]) -> None:
+    def __init__(
+        self, registrations: Registrations, records: Iterable[PluginRecord], process: Process | None = None
+    ) -> None:
+        owners = registrations.owners
+        self.faults = faults = Faults()
         self.backends: Mapping[str, Backend] = MappingProxyType(registrations.backends)
-        self.parsers: Mapping[str, OutputParserSpec] = MappingProxyType(registrations.parsers)
         self.sources: Mapping[str, WeightSource] = MappingProxyType(registrations.sources)
+        self.tokenizers: Mapping[str, TokenizerSpec] = MappingProxyType(registrations.tokenizers)
+        self.parsers: Mapping[str, OutputParserSpec] = MappingProxyType(
+            {
+                name: guarded_parser(owners["parsers", name], spec, faults)
+                for name, spec in registrations.parsers.items()
+            }
+        )
+        self.processors: Mapping[str, LogitsProcessorSpec] = MappingProxyType(
+            {
+                name: guarded_check(owners["processors", name], spec, faults)
+                for name, spec in registrations.processors.items()
+            }
+        )
+        self.routes: Mapping[str, PluginRoute] = MappingProxyType(registrations.routes)
+        self.authenticators = Authenticators(registrations.authenticators, faults)
+        self.observers = Observers(registrations.observers, faults)
         self.records = tuple(records)
+        self._process = process
+        self._shutdowns = tuple(registrations.shutdowns)
 
     @classmethod
     def load(
@@ -57,37 +66,55 @@ class Plugins:
         block: Collection[str] = (),
         directory: str | Path | None = None,
         strict: bool = False,
+        process: Process | None = None,
+        routes: Collection[str] = (),
+        required: Collection[str] = (),
         found: Iterable[EntryPoint] | None = None,
     ) -> Plugins:
         """Loads the built-in plugins, then the installed ones by name, then each `*.py` of `directory`.
 
-        `allow` names the only strangers to load (built-ins load in any case), `block` names plugins never to load,
-        `found` stands in for the entry points of the environment. Raises StartupError (PathNotFound) when there is
-        no such `directory`, and with `strict` PluginError for the first plugin that failed.
+        `allow` names the only strangers to load (built-ins load in any case), `block` names plugins never to load.
+        With `process` they are started up. `routes` names those that may serve HTTP, `required` those that must
+        authenticate. `found` stands in for the entry points of the environment.
+
+        Raises StartupError: PathNotFound when there is no such `directory`, PluginFailed when a plugin of `required`
+        did not load or does not authenticate. With `strict`, PluginError for the first plugin that failed.
         """
-        candidates = installed(entry_points(group=hookspecs.PROJECT) if found is None else found)
+        candidates = installed(entry_points(group=PROJECT) if found is None else found)
         if directory is not None:
             candidates += files_of(Path(directory))
-        host = _Host()
+        loader = Loader(process, routes)
         for candidate in candidates:
             stranger = not candidate.builtin and allow is not None and candidate.name not in allow
             if stranger or candidate.name in block:
-                host.record(candidate, "blocked")
+                loader.record(candidate, "blocked")
             else:
-                host.admit(candidate)
+                loader.admit(candidate)
         for name in sorted(set(allow or ()) - {candidate.name for candidate in candidates}):
             missing = PluginRecord(name=name, state="failed", stage="discover", error="allowed, but not installed")
-            host.records.append(missing)
-        for failed in (record for record in host.records if strict and record.state == "failed"):
-            raise PluginError(f"plugin {failed.name!r} failed at {failed.stage}: {failed.error}")
-        return cls(host.registrations, host.records)
+            loader.records.append(missing)
+        plugins = cls(loader.registrations, loader.records, process)
+        plugins._check(strict, required)
+        return plugins
+
+    @classmethod
+    def none(cls) -> Plugins:
+        """A host without plugins."""
+        return cls(Registrations(), ())
+
+    def shutdown(self) -> None:
+        """Tells those that were started up, the last one first. Never raises."""
+        for plugin, stop in reversed(self._shutdowns):
+            try:
+                stop(process=self._process)
+            except Exception as error:
+                self.faults.report(plugin, "shutdown", error)
 
     def backend(self, name: str) -> Backend:
         """Raises PluginError, saying which backends there are and what became of a plugin of that name."""
         if name in self.backends:
             return self.backends[name]
-        fates = [f"; plugin {r.name!r} {r.state} {r.stage} {r.error}".rstrip() for r in self.records if r.name == name]
-        raise PluginError(f"no backend {name!r}; there are: {', '.join(self.backends) or 'none'}{''.join(fates)}")
+        raise PluginError(f"no backend {name!r}; there are: {', '.join(self.backends) or 'none'}{self._fate(name)}")
 
     def choose(self, spec: ModelSpec, name: str | None = None) -> Backend:
         """The backend `name`, or else the most preferred that supports the model, the first registered among equals.
@@ -96,7 +123,7 @@ class Plugins:
         by_preference = sorted(self.backends.values(), key=lambda backend: -backend.preference)
         reasons = []
         for backend in by_preference if name is None else [self.backend(name)]:
-            reason = _verdict(backend, spec)
+            reason = self.verdict(backend, spec)
             if reason is None:
                 return backend
             reasons.append(f"{backend.name}: {reason}")
@@ -105,94 +132,22 @@ class Plugins:
             code="UnsupportedArchitecture",
         )
 
-
-class _Host:
-    """The loading itself: pluggy's manager, what was registered so far, and the records so far."""
-
-    def __init__(self) -> None:
-        self.registrations = Registrations()
-        self.records: list[PluginRecord] = []
-        self._pm = pluggy.PluginManager(hookspecs.PROJECT)
-        self._pm.add_hookspecs(hookspecs)
-
-    def admit(self, candidate: Candidate) -> None:
-        """Loads one plugin, all of it or nothing."""
-        stage, plugin = "import", None
-        draft = Draft(candidate.name, self.registrations)
+    def verdict(self, backend: Backend, spec: ModelSpec) -> str | None:
+        """None when the backend can serve the model, else the reason why not, in one line."""
         try:
-            plugin = candidate.load()
-            stage = "version"
-            _check_version(plugin)
-            stage = "register"
-            if self._pm.register(plugin, candidate.name) is None:
-                raise PluginError("blocked by pluggy")
-            self._pm.check_pending()
-            for stage, register in (
-                ("register_backends", draft.add_backend),
-                ("register_output_parsers", draft.add_parser),
-                ("register_weight_sources", draft.add_source),
-            ):
-                self._pm.subset_hook_caller(stage, self._others(plugin))(register=register)
-                draft.verify()
-        except (Exception, SystemExit) as error:
-            if self._pm.is_registered(plugin):
-                self._pm.unregister(plugin)
-            self.record(candidate, "failed", plugin, stage=stage, error=_one_line(error))
-        else:
-            self.registrations.take(draft)
-            hooks = tuple(sorted(caller.name for caller in self._pm.get_hookcallers(plugin) or ()))
-            self.record(candidate, "loaded", plugin, hooks=hooks)
+            return backend.supports(spec)
+        except Exception as error:
+            return f"its supports() raised {one_line(error)}"
 
-    def record(
-        self,
-        candidate: Candidate,
-        state: Literal["loaded", "failed", "blocked"],
-        plugin: object = None,
-        *,
-        hooks: tuple[str, ...] = (),
-        stage: str = "",
-        error: str = "",
-    ) -> None:
-        self.records.append(
-            PluginRecord(
-                name=candidate.name,
-                distribution=candidate.distribution,
-                version=candidate.version,
-                state=state,
-                api=_version(plugin),
-                hooks=hooks,
-                stage=stage,
-                error=error,
-            )
-        )
+    def _check(self, strict: bool, required: Collection[str]) -> None:
+        for failed in (record for record in self.records if strict and record.state == "failed"):
+            raise PluginError(f"plugin {failed.name!r} failed at {failed.stage}: {failed.error}")
+        able = {record.name for record in self.records if record.state == "loaded" and "authenticate" in record.hooks}
+        for name in sorted(set(required) - able):
+            fate = self._fate(name) or "; it is not installed"
+            raise StartupError(f"plugin {name!r} must authenticate, and does not{fate}", code="PluginFailed")
 
-    def _others(self, plugin: object) -> list[object]:
-        return [other for other in self._pm.get_plugins() if other is not plugin]
-
-
-def _version(plugin: object) -> tuple[int, int] | None:
-    match getattr(plugin, "API", None):
-        case (int(major), int(minor)):
-            return major, minor
-    return None
-
-
-def _check_version(plugin: object) -> None:
-    version = _version(plugin)
-    major, minor = hookspecs.API
-    if version is None:
-        raise PluginError(f"it declares no API = (major, minor); this host speaks {major}.{minor}")
-    if version[0] != major or version[1] > minor:
-        raise PluginError(f"it needs API {version[0]}.{version[1]}, this host speaks {major}.{minor}")
-
-
-def _verdict(backend: Backend, spec: ModelSpec) -> str | None:
-    try:
-        return backend.supports(spec)
-    except Exception as error:
-        return f"its supports() raised {_one_line(error)}"
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"
+    def _fate(self, name: str) -> str:
+        """What became of the plugins of a name, as the end of a sentence."""
+        fates = [f"; plugin {r.name!r} {r.state} {r.stage} {r.error}".rstrip() for r in self.records if r.name == name]
+        return "".join(fates)

@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tickertape.api.events import Echo, Event, Piece, PromptScored, StopReason
 from tickertape.api.generation import Generation
+from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.openai.heads import Head, UsageBody, usage_body
 from tickertape.api.openai.logprobs import (
     ChatLogprobs,
@@ -19,7 +20,6 @@ from tickertape.api.openai.logprobs import (
     legacy_logprobs,
     prompt_entries,
 )
-from tickertape.api.tokenizer import TextTokenizer
 from tickertape.core.errors import EngineFault
 
 __all__ = ["fold_chat", "fold_completion"]
@@ -102,12 +102,12 @@ class _Whole:
             raise EngineFault("A choice ended without a reason")
         return self.last.finish, self.last.stop_reason
 
-    def chat_logprobs(self, tokenizer: TextTokenizer) -> ChatLogprobs | None:
+    def chat_logprobs(self, tokenizer: ModelTokenizer) -> ChatLogprobs | None:
         if not self.parts:
             return None
         return chat_logprobs([entry for _, part in self.parts for entry in part.logprobs or ()], tokenizer)
 
-    def legacy_logprobs(self, tokenizer: TextTokenizer) -> LegacyLogprobs | None:
+    def legacy_logprobs(self, tokenizer: ModelTokenizer) -> LegacyLogprobs | None:
         if not self.parts:
             return None
         whole = LegacyLogprobs([], [], [], [])

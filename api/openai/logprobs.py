@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from tickertape.api.events import Echo, Piece
-from tickertape.api.tokenizer import TextTokenizer
+from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.core.request import TokenLogprobs
 
 __all__ = ["ChatLogprobs", "LegacyLogprobs", "PromptEntry", "chat_logprobs", "legacy_logprobs", "prompt_entries"]
@@ -56,7 +56,7 @@ class PromptEntry(Struct):
     decoded_token: str
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs | None], tokenizer: TextTokenizer) -> ChatLogprobs:
+def chat_logprobs(entries: Sequence[TokenLogprobs | None], tokenizer: ModelTokenizer) -> ChatLogprobs:
     """The tokens of a message's text. Entries without a value (the first of an echoed prompt) are left out."""
     content = []
     for entry in entries:
@@ -70,7 +70,7 @@ def chat_logprobs(entries: Sequence[TokenLogprobs | None], tokenizer: TextTokeni
     return ChatLogprobs(content)
 
 
-def legacy_logprobs(event: Piece | Echo, tokenizer: TextTokenizer, offset: int) -> LegacyLogprobs:
+def legacy_logprobs(event: Piece | Echo, tokenizer: ModelTokenizer, offset: int) -> LegacyLogprobs:
     """`offset`: how many characters the choice's text has before the text that the event's offsets count from. The top
     candidates hold the chosen token too, unless none were asked for. Texts that occur twice keep the likelier value."""
     found = LegacyLogprobs([], [], [], [])
@@ -84,7 +84,7 @@ def legacy_logprobs(event: Piece | Echo, tokenizer: TextTokenizer, offset: int) 
     return found
 
 
-def _top(entry: TokenLogprobs, tokenizer: TextTokenizer) -> dict[str, float]:
+def _top(entry: TokenLogprobs, tokenizer: ModelTokenizer) -> dict[str, float]:
     if len(entry.ids) == 1:
         return {}
     top: dict[str, float] = {}
@@ -93,7 +93,7 @@ def _top(entry: TokenLogprobs, tokenizer: TextTokenizer) -> dict[str, float]:
     return top
 
 
-def prompt_entries(entries: Sequence[TokenLogprobs], tokenizer: TextTokenizer) -> list[dict[str, PromptEntry] | None]:
+def prompt_entries(entries: Sequence[TokenLogprobs], tokenizer: ModelTokenizer) -> list[dict[str, PromptEntry] | None]:
     """One per position of the prompt, by token id; None for the first. A rank is known for the prompt's own token, and
     follows from the order for the others."""
     found: list[dict[str, PromptEntry] | None] = [None]

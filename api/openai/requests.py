@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tickertape.api.calls import ChatCall, CompletionCall, Decoding, PromptInput
+from tickertape.api.calls import ChatCall, CompletionCall, Decoding, ProcessorCall, PromptInput
 from tickertape.api.openai.fields import MAX_ENTRIES, Closed, TextOrTexts
 from tickertape.api.openai.messages import Message, as_template_message
 from tickertape.core.errors import InvalidRequest
@@ -26,6 +26,13 @@ class StreamOptions(Closed):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class ProcessorRequest(Closed):
+    """A logits processor of a plugin, by its name; `arguments` is what it takes."""
+
+    name: str
+    arguments: dict[str, Any] | None = None
 
 
 class SharedRequest(Closed):
@@ -64,6 +71,8 @@ class SharedRequest(Closed):
     stop_token_ids: list[int] | None = None
     top_k: int | None = None
     truncate_prompt_tokens: int | None = None
+    # ours
+    logits_processors: Annotated[list[ProcessorRequest], Field(max_length=MAX_ENTRIES)] | None = None
     # see refusals.py
     guided_choice: Any = None
     guided_decoding_backend: Any = None
@@ -182,6 +191,10 @@ def _decoding(
             given[name] = tuple(values)
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): float(bias) for key, bias in request.logit_bias.items()}
+    if request.logits_processors is not None:
+        given["logits_processors"] = tuple(
+            ProcessorCall(call.name, call.arguments or {}) for call in request.logits_processors
+        )
     return Decoding(
         max_tokens=max_tokens,
         best_of=best_of,

@@ -82,7 +82,13 @@ def test_an_installed_plugin_is_loaded(environment: Environment) -> None:
     plugins = Plugins.load(found=environment.found())
     assert plugins.backend("mine").factory == "mine_plugin:make"
     assert record(plugins, "mine") == PluginRecord(
-        name="mine", distribution="mine-dist", version="3.1", state="loaded", api=(1, 0), hooks=("register_backends",)
+        name="mine",
+        distribution="mine-dist",
+        version="3.1",
+        state="loaded",
+        api=(1, 0),
+        hooks=("register_backends",),
+        registered={"backends": ("mine",)},
     )
 
 
