@@ -14,7 +14,7 @@ from transformers.utils import logging as its_logging
 from tickertape.plugins import ModelSpec
 from tickertape.plugins.backends.transformers.interface import unsupported
 
-__all__ = ["build", "one_line", "quietly", "read_config"]
+__all__ = ["build", "on_one_thread", "one_line", "quietly", "read_config"]
 
 
 @contextmanager
@@ -31,6 +31,17 @@ def quietly() -> Iterator[None]:
         its_logging.set_verbosity(verbosity)
         if bars:
             its_logging.enable_progress_bar()
+
+
+@contextmanager
+def on_one_thread() -> Iterator[None]:
+    """For work so small that waking a second thread costs more than it brings, on a busy machine much more."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def read_config(spec: ModelSpec, *, trust_remote_code: bool) -> Any:

@@ -13,7 +13,7 @@ from tickertape.plugins import Limits, Row
 from tickertape.plugins.backends.transformers.gather import gather_attention
 from tickertape.plugins.backends.transformers.interface import unsupported
 from tickertape.plugins.backends.transformers.layout import Layout
-from tickertape.plugins.backends.transformers.library import one_line, quietly
+from tickertape.plugins.backends.transformers.library import on_one_thread, one_line, quietly
 from tickertape.plugins.backends.transformers.paged_model import PagedModel
 from tickertape.plugins.backends.transformers.probe import probe
 from tickertape.plugins.backends.transformers.rope import pin_frequencies
@@ -30,9 +30,9 @@ _TOLERANCE: Final = 1e-2  # of the largest logit: rounding gives 1e-6, 1e-3 in d
 def check_twin(config: Any) -> None:
     """Raises StartupError (UnsupportedArchitecture) when a small twin of the model does not compute over paged memory
     what it computes alone, or when no twin can be made to find out."""
-    twin, ids, expected = _reference(config)
-    layout = probe(twin)
-    found = _packed(twin, layout, ids)
+    with on_one_thread():
+        twin, ids, expected = _reference(config)
+        found = _packed(twin, probe(twin), ids)
     for one, other in zip(expected, found, strict=True):
         apart = float((one - other).abs().max() / one.abs().max())
         if not apart < _TOLERANCE:  # NaN is apart, too
