@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from tickertape.core.output_parser import OutputParserSpec
 from tickertape.core.sources import WeightSource
 from tickertape.core.tokenizer import TokenizerSpec
 from tickertape.plugins.authenticators import Authenticators
-from tickertape.plugins.candidates import files_of, installed
+from tickertape.plugins.candidates import Candidate, files_of, installed
 from tickertape.plugins.faults import Faults
 from tickertape.plugins.guarded_parser import guarded_parser
 from tickertape.plugins.guarded_processor import guarded_check
@@ -70,12 +71,14 @@ class Plugins:
         routes: Collection[str] = (),
         required: Collection[str] = (),
         found: Iterable[EntryPoint] | None = None,
+        given: Mapping[str, object] = MappingProxyType({}),
     ) -> Plugins:
         """Loads the built-in plugins, then the installed ones by name, then each `*.py` of `directory`.
 
         `allow` names the only strangers to load (built-ins load in any case), `block` names plugins never to load.
         With `process` they are started up. `routes` names those that may serve HTTP, `required` those that must
-        authenticate. `found` stands in for the entry points of the environment.
+        authenticate. `found` stands in for the entry points of the environment; `given` are plugin modules by name,
+        imported already, which load last.
 
         Raises StartupError: PathNotFound when there is no such `directory`, PluginFailed when a plugin of `required`
         did not load or does not authenticate. With `strict`, PluginError for the first plugin that failed.
@@ -83,6 +86,7 @@ class Plugins:
         candidates = installed(entry_points(group=PROJECT) if found is None else found)
         if directory is not None:
             candidates += files_of(Path(directory))
+        candidates += [Candidate(name, "", "", partial(_same, module)) for name, module in given.items()]
         loader = Loader(process, routes)
         for candidate in candidates:
             stranger = not candidate.builtin and allow is not None and candidate.name not in allow
@@ -151,3 +155,7 @@ class Plugins:
         """What became of the plugins of a name, as the end of a sentence."""
         fates = [f"; plugin {r.name!r} {r.state} {r.stage} {r.error}".rstrip() for r in self.records if r.name == name]
         return "".join(fates)
+
+
+def _same(module: object) -> object:
+    return module
