@@ -33,11 +33,10 @@ from tickertape.plugins.backends.transformers.cpu.lanes import (
     store,
     width_of,
 )
-from tickertape.plugins.backends.transformers.cpu.tile import LOWEST, Tile, cap, dots, hide, mix, multiply, soften, turn
+from tickertape.plugins.backends.transformers.cpu.tile import LOWEST, Tile, cap, hide, mix, multiply, soften, turn
 
 __all__ = ["attend"]
 
-_FEW_ROWS: Final = 0  # up to here a row's scores are dot products; above, turning the keys first pays
 
 _TICKET: Final = Job.ticket.offset // 8
 _ENTRANTS: Final = Job.entrants.offset // 8
@@ -227,11 +226,8 @@ def _read(job, fields, tile, kv_head, span, start, num_tokens, low, high):  # ty
     for square in range(low // COLUMNS, (high + COLUMNS - 1) // COLUMNS):
         first, last = max(low, square * COLUMNS), min(high, (square + 1) * COLUMNS)
         _find(fields, tile, keys, values, span, first, last, high)
-        if num_rows > _FEW_ROWS:
-            turn(tile, keys)
-            multiply(tile, num_rows)
-        else:
-            dots(tile, keys, last - first, num_rows)
+        turn(tile, keys)
+        multiply(tile, num_rows)
         if softcap > 0.0:
             cap(tile.scores, num_rows * COLUMNS, softcap)
         hide(tile, fields[_WINDOW], group, start, num_rows, first, last)

@@ -36,17 +36,21 @@ __all__ = [
     "hyperbolic_tangent",
     "int32_at",
     "int64_at",
+    "lanes_of",
     "largest",
     "load",
     "load_part",
+    "load_vector",
     "maximum",
     "minimum",
     "pointer_like",
     "prefetch",
+    "prefetch_line",
     "scratch_like",
     "store",
     "total",
     "transpose",
+    "vector_of",
     "width_of",
 ]
 
@@ -72,6 +76,11 @@ class Lanes(types.Type):  # type: ignore[misc]
         self.width = _VECTOR_BYTES * 8 // element.bitwidth
         super().__init__(name=f"Lanes({self.width} x {element})")
 
+    @staticmethod
+    def fused(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+        """a * b + c, rounded once."""
+        return _fused(builder, a, b, c)
+
 
 class Pointer(types.Type):  # type: ignore[misc]
     """The numba type of the address of numbers of type `dtype`. `pointer[i]` reads a number, widened to the type that
@@ -80,6 +89,11 @@ class Pointer(types.Type):  # type: ignore[misc]
     def __init__(self, dtype: types.Number) -> None:
         self.dtype = dtype
         super().__init__(name=f"Pointer({dtype})")
+
+    @property
+    def stored(self) -> ir.Type:
+        """An element as the code generator knows it."""
+        return _STORED[self.dtype]
 
     @property
     def computed(self) -> types.Number:
@@ -97,14 +111,14 @@ class _PointerModel(PrimitiveModel):  # type: ignore[misc]
 @register_model(Lanes)
 class _LanesModel(PrimitiveModel):  # type: ignore[misc]
     def __init__(self, manager: Any, lanes: Lanes) -> None:
-        super().__init__(manager, lanes, _vector(lanes))
+        super().__init__(manager, lanes, vector_of(lanes))
 
 
-def _vector(lanes: Lanes, element: ir.Type | None = None) -> ir.VectorType:
+def vector_of(lanes: Lanes, element: ir.Type | None = None) -> ir.VectorType:
     return ir.VectorType(element or _STORED[lanes.element], lanes.width)
 
 
-def _lanes_of(pointer: Pointer) -> Lanes:
+def lanes_of(pointer: Pointer) -> Lanes:
     """What a load through this pointer makes."""
     return Lanes(pointer.computed)
 
@@ -127,9 +141,9 @@ def scratch_like(context, like, address):  # type: ignore[no-untyped-def]
     """The address as a pointer to numbers of the type that `like`'s are computed in."""
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(args[1], _STORED[_lanes_of(like).element].as_pointer())
+        return builder.inttoptr(args[1], _STORED[lanes_of(like).element].as_pointer())
 
-    return Pointer(_lanes_of(like).element)(like, types.int64), build
+    return Pointer(lanes_of(like).element)(like, types.int64), build
 
 
 @intrinsic
@@ -192,18 +206,31 @@ def _constant(kind: ir.Type, value: float) -> ir.Constant:
 @intrinsic
 def width_of(context, pointer):  # type: ignore[no-untyped-def]
     """How many numbers a load through this pointer takes."""
-    width = _lanes_of(pointer).width
+    width = lanes_of(pointer).width
     return types.int64(pointer), lambda context, builder, signature, args: ir.Constant(ir.IntType(64), width)
+
+
+def load_vector(builder: ir.IRBuilder, pointer: Pointer, lanes: Lanes, address: ir.Value, index: ir.Value) -> ir.Value:
+    place = builder.gep(address, [index], source_etype=pointer.stored)
+    stored = builder.load(place, typ=vector_of(lanes, pointer.stored), align=pointer.dtype.bitwidth // 8)
+    return _widen(builder, stored, pointer.dtype, vector_of(lanes), vector_of(lanes, _I32))
+
+
+def prefetch_line(builder: ir.IRBuilder, pointer: Pointer, address: ir.Value, index: ir.Value) -> None:
+    opaque = ir.PointerType()
+    function_type = ir.FunctionType(ir.VoidType(), [opaque, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+    place = builder.bitcast(builder.gep(address, [index], source_etype=pointer.stored), opaque)
+    builder.call(function, [place, *(ir.Constant(_I32, flag) for flag in (0, 3, 1))])  # to read, keep near, data
 
 
 @intrinsic
 def load(context, pointer):  # type: ignore[no-untyped-def]
     """Lanes from consecutive elements, widened."""
-    lanes, element = _lanes_of(pointer), pointer.dtype
+    lanes = lanes_of(pointer)
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        stored = builder.load(args[0], typ=_vector(lanes, _STORED[element]), align=element.bitwidth // 8)
-        return _widen(builder, stored, element, _vector(lanes), _vector(lanes, _I32))
+        return load_vector(builder, pointer, lanes, args[0], ir.Constant(ir.IntType(64), 0))
 
     return lanes(pointer), build
 
@@ -228,14 +255,9 @@ def prefetch(context, pointer, count):  # type: ignore[no-untyped-def]
     step = 512 // pointer.dtype.bitwidth
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        address, flag = ir.PointerType(), _I32
-        function_type = ir.FunctionType(ir.VoidType(), [address, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-        zero, one = ir.Constant(ir.IntType(64), 0), ir.Constant(ir.IntType(64), step)
-        with cgutils.for_range_slice(builder, zero, args[1], one, inc=True) as (index, _):
-            place = builder.gep(args[0], [index], source_etype=_STORED[pointer.dtype])
-            read, near, data = (ir.Constant(flag, number) for number in (0, 3, 1))
-            builder.call(function, [builder.bitcast(place, address), read, near, data])
+        zero, line = (ir.Constant(ir.IntType(64), number) for number in (0, step))
+        with cgutils.for_range_slice(builder, zero, args[1], line, inc=True) as (index, _):
+            prefetch_line(builder, pointer, args[0], index)
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64), build
@@ -244,18 +266,18 @@ def prefetch(context, pointer, count):  # type: ignore[no-untyped-def]
 @intrinsic
 def load_part(context, pointer, count):  # type: ignore[no-untyped-def]
     """Lanes whose first `count` (fewer than the width) come from memory; the rest are 0 and their memory untouched."""
-    lanes, element = _lanes_of(pointer), pointer.dtype
+    lanes, element = lanes_of(pointer), pointer.dtype
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
         stored = _STORED[element]
-        whole = _vector(lanes, stored)
+        whole = vector_of(lanes, stored)
         place = cgutils.alloca_once(builder, whole)
         builder.store(ir.Constant(whole, None), place)
         numbers = builder.bitcast(place, stored.as_pointer())
         with cgutils.for_range(builder, args[1]) as loop:
             one = builder.load(builder.gep(args[0], [loop.index], source_etype=stored), typ=stored)
             builder.store(one, builder.gep(numbers, [loop.index], source_etype=stored))
-        return _widen(builder, builder.load(place, typ=whole), element, _vector(lanes), _vector(lanes, _I32))
+        return _widen(builder, builder.load(place, typ=whole), element, vector_of(lanes), vector_of(lanes, _I32))
 
     return lanes(pointer, types.int64), build
 
@@ -311,7 +333,7 @@ def _setitem(pointer, index, value):  # type: ignore[no-untyped-def]
 def transpose(context, source, offsets, target, stride):  # type: ignore[no-untyped-def]
     """A square of `width_of(source)` rows, each from its own offset, into the columns of `target`, whose rows lie
     `stride` apart."""
-    lanes, element = _lanes_of(source), source.dtype
+    lanes = lanes_of(source)
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
         first, places, into, apart = args
@@ -319,9 +341,7 @@ def transpose(context, source, offsets, target, stride):  # type: ignore[no-unty
         for i in range(width):
             index = ir.Constant(ir.IntType(64), i)
             offset = builder.load(builder.gep(places, [index], source_etype=ir.IntType(64)), typ=ir.IntType(64))
-            begin = builder.gep(first, [offset], source_etype=_STORED[element])
-            row = builder.load(begin, typ=_vector(lanes, _STORED[element]), align=element.bitwidth // 8)
-            rows.append(_widen(builder, row, element, _vector(lanes), _vector(lanes, _I32)))
+            rows.append(load_vector(builder, source, lanes, first, offset))
         # A perfect shuffle turns the bits of (row, column) by one place: after log2(width) they have changed sides.
         masks = [
             ir.Constant(
@@ -331,7 +351,7 @@ def transpose(context, source, offsets, target, stride):  # type: ignore[no-unty
         ]
         for _ in range(int(math.log2(width))):
             pairs = zip(rows[: width // 2], rows[width // 2 :], strict=True)
-            rows = [builder.shuffle_vector(a, b, mask) for a, b in pairs for mask in masks]
+            rows = [builder.shufflevector_of(a, b, mask) for a, b in pairs for mask in masks]
         for i, row in enumerate(rows):
             offset = builder.mul(apart, ir.Constant(ir.IntType(64), i))
             place = builder.gep(into, [offset], source_etype=_STORED[lanes.element])
@@ -352,9 +372,9 @@ def _as_lanes(builder: ir.IRBuilder, lanes: Lanes, kind: types.Type, value: ir.V
         value = builder.fptrunc(value, _STORED[lanes.element])
     elif kind.bitwidth < lanes.element.bitwidth:
         value = builder.fpext(value, _STORED[lanes.element])
-    single = builder.insert_element(ir.Constant(_vector(lanes), ir.Undefined), value, ir.Constant(_I32, 0))
+    single = builder.insert_element(ir.Constant(vector_of(lanes), ir.Undefined), value, ir.Constant(_I32, 0))
     mask = ir.Constant(ir.VectorType(_I32, lanes.width), [0] * lanes.width)
-    return builder.shuffle_vector(single, single, mask)
+    return builder.shufflevector_of(single, single, mask)
 
 
 def _elementwise(build: Callable[..., ir.Value], num_operands: int) -> Any:
@@ -390,6 +410,9 @@ def _external(name: str) -> Callable[..., ir.Value]:
     return build
 
 
+_fused = _external("fma")
+
+
 def _larger(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
@@ -416,7 +439,7 @@ _divide = _elementwise(lambda builder, a, b: builder.fdiv(a, b), 2)
 _exp64 = _elementwise(_external("exp"), 1)
 _two_to = _elementwise(_power_of_two, 1)
 _zero_where_below = _elementwise(_zero_below, 3)
-fma = _elementwise(_external("fma"), 3)
+fma = _elementwise(_fused, 3)
 maximum = _elementwise(_larger, 2)
 minimum = _elementwise(_smaller, 2)
 
@@ -438,7 +461,7 @@ _overload_operator(operator.truediv, _divide)
 @intrinsic
 def fill(context, pointer, number):  # type: ignore[no-untyped-def]
     """The number in every lane of what a load through `pointer` makes."""
-    lanes = _lanes_of(pointer)
+    lanes = lanes_of(pointer)
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
         return _as_lanes(builder, lanes, number, args[1])
@@ -457,7 +480,9 @@ def _fold(combine: Callable[..., ir.Value]) -> Any:
             while width > 1:
                 width //= 2
                 halves = [
-                    builder.shuffle_vector(left, left, ir.Constant(ir.VectorType(_I32, width), [*range(b, b + width)]))
+                    builder.shufflevector_of(
+                        left, left, ir.Constant(ir.VectorType(_I32, width), [*range(b, b + width)])
+                    )
                     for b in (0, width)
                 ]
                 left = combine(builder, *halves)

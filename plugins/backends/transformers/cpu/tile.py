@@ -23,7 +23,7 @@ from tickertape.plugins.backends.transformers.cpu.lanes import (
     width_of,
 )
 
-__all__ = ["LOWEST", "Tile", "cap", "dots", "hide", "mix", "multiply", "soften", "turn"]
+__all__ = ["LOWEST", "Tile", "cap", "hide", "mix", "multiply", "soften", "turn"]
 
 LOWEST: Final = -3.0e38  # less than any score, yet finite: what is hidden weighs exp(-inf) = 0 even against it
 _HIDDEN: Final = float("-inf")
@@ -61,52 +61,6 @@ def turn(tile, keys):  # type: ignore[no-untyped-def]
     for column in range(COLUMNS):
         for d in range(squares, tile.key_dim):
             tile.turned[d * COLUMNS + column] = keys[tile.k_places[column] + d]
-
-
-@njit
-def dots(tile, keys, num_columns, num_rows):  # type: ignore[no-untyped-def]
-    """Scores as dot products, four rows at once (or the only one)."""
-    if num_rows == 1:
-        for column in range(num_columns):
-            tile.scores[column] = _dot(tile, at(keys, tile.k_places[column]))
-        return
-    for row in range(0, num_rows, 4):
-        for column in range(num_columns):
-            _dots4(tile, row, at(keys, tile.k_places[column]), column)
-
-
-@njit
-def _dot(tile, key):  # type: ignore[no-untyped-def]
-    width = width_of(key)
-    whole = tile.key_dim // width * width
-    s = fill(tile.queries, 0.0)
-    for d in range(0, whole, width):
-        s = fma(load(at(tile.queries, d)), load(at(key, d)), s)
-    if whole < tile.key_dim:
-        s = fma(load(at(tile.queries, whole)), load_part(at(key, whole), tile.key_dim - whole), s)
-    return total(s)
-
-
-@njit
-def _dots4(tile, row, key, column):  # type: ignore[no-untyped-def]
-    width = width_of(key)
-    whole = tile.key_dim // width * width
-    q0 = at(tile.queries, row * tile.key_wide)
-    q1, q2, q3 = at(q0, tile.key_wide), at(q0, 2 * tile.key_wide), at(q0, 3 * tile.key_wide)
-    s0 = s1 = s2 = s3 = fill(tile.queries, 0.0)
-    for d in range(0, whole, width):
-        k = load(at(key, d))
-        s0, s1 = fma(load(at(q0, d)), k, s0), fma(load(at(q1, d)), k, s1)
-        s2, s3 = fma(load(at(q2, d)), k, s2), fma(load(at(q3, d)), k, s3)
-    if whole < tile.key_dim:
-        k = load_part(at(key, whole), tile.key_dim - whole)
-        s0, s1 = fma(load(at(q0, whole)), k, s0), fma(load(at(q1, whole)), k, s1)
-        s2, s3 = fma(load(at(q2, whole)), k, s2), fma(load(at(q3, whole)), k, s3)
-    scores = at(tile.scores, row * COLUMNS + column)
-    scores[0] = total(s0)
-    scores[COLUMNS] = total(s1)
-    scores[2 * COLUMNS] = total(s2)
-    scores[3 * COLUMNS] = total(s3)
 
 
 @njit
