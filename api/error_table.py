@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from tickertape.core.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
+    EngineDead,
     EngineFault,
     InvalidApiKey,
     InvalidRequest,
@@ -74,10 +75,12 @@ def spelling(error: TickertapeError) -> Spelling:
 
 
 def public_error(error: BaseException) -> TickertapeError:
-    """What a client may see of any exception: errors of the tree as they are, cut to one line; of others only that the
-    server failed."""
+    """What a client may see of any exception: errors of the tree as they are, cut to one line; of a dead engine, whose
+    message quotes what killed it, and of other exceptions only what failed."""
     if not isinstance(error, TickertapeError):
         return EngineFault("The server failed to answer this request", code="internal_error")
+    if isinstance(error, EngineDead):
+        return EngineDead("The engine of this model stopped while it had the request", code=error.code)
     line = error.message.strip().partition("\n")[0][:_MAX_MESSAGE_CHARS]
     if line == error.message:
         return error

@@ -19,7 +19,7 @@ from tickertape.api.logs import JsonFormatter
 from tickertape.api.metrics import NAMES
 from tickertape.api.options import WireOptions
 from tickertape.api.watchdog import Watchdog
-from tickertape.testing.front import Front, spoken
+from tickertape.testing.front import Front, spoken, until
 from tickertape.testing.openai_stream import told
 
 Make = Callable[..., Awaitable[Front]]
@@ -205,6 +205,19 @@ async def test_case_145_a_stalled_engine_is_not_alive(make_front: Make, fake_clo
     assert watchdog.stalled() == "scripted"
     await asked
     assert watchdog.stalled() is None
+
+
+async def test_case_145_an_engine_that_steps_is_alive(make_front: Make, fake_clock: Any) -> None:
+    front = await make_front(FOREVER, token_s=0.005)
+    watchdog = Watchdog(front.models, front.service.admission, fake_clock, stall_s=60)
+    async with front.streaming("long", max_tokens=400) as connection:
+        await connection.head()
+        for _ in range(5):
+            assert watchdog.stalled() is None
+            fake_clock.advance(1000)
+            steps = front.engine.stats().num_steps
+            await until(lambda before=steps: front.engine.stats().num_steps > before)  # type: ignore[misc]
+        assert front.service.admission.in_flight("scripted") == 1
 
 
 def test_case_145_a_load_that_stands_still_is_not_alive(fake_clock: Any) -> None:

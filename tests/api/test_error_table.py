@@ -77,6 +77,8 @@ def test_what_is_not_of_the_tree_shows_nothing() -> None:
     public = public_error(ValueError("the password is hunter2"))
     assert (public.code, spelling(public).status) == ("internal_error", 500)
     assert "hunter2" not in public.message
+    dead = public_error(EngineDead("the engine stopped: OSError: /root/secret.bin"))
+    assert (dead.code, spelling(dead).status, "secret" in dead.message) == ("engine_dead", 500, False)
 
 
 def test_messages_are_one_line() -> None:

@@ -196,7 +196,7 @@ async def test_case_073_a_frozen_client_on_a_real_socket(make_front: Make) -> No
         )
         await loop.sock_sendall(frozen, head % len(payload) + payload)
         await until(lambda: front.service.admission.in_flight("scripted") == 32)
-        await until(lambda: front.service.admission.in_flight("scripted") == 0)
+        await until(lambda: front.service.admission.in_flight("scripted") == 0, patience_s=30)
         counted = front.metrics.registry.get_sample_value(
             "tickertape_requests_total", {"model": "scripted", "outcome": "cancelled"}
         )

@@ -22,7 +22,7 @@ from tickertape.core.errors import (
 )
 from tickertape.core.memory import MemoryPlan
 from tickertape.core.ports import EngineStats
-from tickertape.core.request import Finish, Request, TokenDelta
+from tickertape.core.request import Finish, Request, TokenDelta, TokenLogprobs
 from tickertape.testing.front import Front, spoken
 
 Make = Callable[..., Awaitable[Front]]
@@ -203,3 +203,24 @@ async def test_a_backend_without_logprobs_refuses_them_by_name(make_front: Make)
     scoring = await make_front(capabilities=Capabilities(prompt_logprobs=False))
     assert (await scoring.complete(logprobs=1)).status == 200
     assert (await scoring.complete(logprobs=1, echo=True)).json()["error"]["param"] == "logprobs"
+
+
+class Ranked(Silent):
+    """Gives each candidate its own letter, the later ones the likelier."""
+
+    async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+        assert request.sampling.logprobs is not None
+        choice = request.sampling.choice
+        tokens = (ord("a") + choice,) * (4 - choice)
+        scores = tuple(TokenLogprobs((token,), (-4.0 + choice,), 1) for token in tokens)
+        yield TokenDelta(tokens, logprobs=scores, finish=Finish("length"))
+
+
+async def test_best_of_ranks_by_the_mean_per_token(make_front: Make) -> None:
+    front = await make_front()
+    front.models.replace(replace(front.model, engine=Ranked()))
+    generation = await front.service.complete(completion("a", best_of=4, n=2))
+    events = await gather(generation)
+    front.models.replace(front.model)
+    assert events == [Piece(0, "d", finish="length"), Piece(1, "cc", finish="length")]
+    assert generation.usage.completion_tokens == 10
