@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from tickertape.plugins import BackendOptions, ModelSpec, StartupError
+from tickertape.plugins import Array, BackendOptions, ModelSpec, StartupError
 
 __all__ = ["Placement", "placement"]
 
@@ -21,6 +21,12 @@ _TYPES = {
 class Placement(NamedTuple):
     dtype: torch.dtype
     device: torch.device
+
+    def for_sampling(self, logits: torch.Tensor) -> Array:
+        """The logits as the sampler's namespace has them: numpy on the CPU, which knows no bfloat16."""
+        if self.device.type != "cpu":
+            return logits
+        return (logits if logits.dtype.itemsize > 2 else logits.float()).numpy()
 
 
 def placement(spec: ModelSpec, options: BackendOptions) -> Placement:

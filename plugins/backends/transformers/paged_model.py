@@ -100,10 +100,12 @@ class PagedModel:
 
     def _ids(self, rows: Sequence[Row], slots: NDArray[np.int64], last: Array | None) -> torch.Tensor:
         host = np.concatenate([np.asarray(row.tokens, dtype=np.int64) for row in rows])
+        at = np.flatnonzero(host == LAST) if last is not None else ()
+        if len(at) and isinstance(last, np.ndarray):
+            host[at] = last[slots[at]]
         ids = torch.from_numpy(host).to(self._device)
-        if last is not None and len(at := np.flatnonzero(host == LAST)):
-            where, of = torch.from_numpy(at).to(self._device), torch.from_numpy(slots[at]).to(self._device)
-            ids[where] = last[of]
+        if len(at) and isinstance(last, torch.Tensor):
+            ids[torch.from_numpy(at).to(self._device)] = last[torch.from_numpy(slots[at]).to(self._device)]
         return ids
 
     def _moved(self, spans: Spans) -> Spans:
