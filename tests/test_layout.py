@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def test_a_bare_import_of_a_room_fails(room: str, tmp_path: Path) -> None:
         [sys.executable, "-c", f"import {room}"], cwd=tmp_path, capture_output=True, text=True, timeout=30
     )
     assert "ModuleNotFoundError" in done.stderr
+
+
+def test_the_front_door_is_guarded_whole() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    guarded = next(c["forbidden_modules"] for c in contracts if c["name"] == "nobody imports the front door")
+    door = {path.stem for path in (ROOT / "tickertape").glob("*.py") if path.stem != "__init__"}
+    door |= {path.parent.name for path in (ROOT / "tickertape").glob("*/__init__.py") if not path.parent.is_symlink()}
+    assert set(guarded) == {f"tickertape.{name}" for name in door}
 
 
 def test_files_are_small_rooms() -> None:
