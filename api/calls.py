@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-__all__ = ["ChatCall", "CompletionCall", "Decoding", "ProcessorCall", "PromptInput"]
+from tickertape.core.request import Grammar
+
+__all__ = ["ChatCall", "CompletionCall", "Decoding", "ProcessorCall", "PromptInput", "Structure"]
 
 PromptInput = str | tuple[int, ...]
 
@@ -22,6 +24,13 @@ class ProcessorCall(Struct, frozen=True):
 
     name: str
     arguments: Mapping[str, Any]
+
+
+class Structure(Struct, frozen=True):
+    """What every answer must follow. `param` is how the client spelled it, for what is wrong with it."""
+
+    grammar: Grammar
+    param: str
 
 
 class Decoding(Struct, frozen=True, kw_only=True):
@@ -59,6 +68,7 @@ class Decoding(Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str | None = None
     logits_processors: tuple[ProcessorCall, ...] = ()
+    structure: Structure | None = None
 
 
 class ChatCall(Struct, frozen=True, kw_only=True):

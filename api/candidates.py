@@ -58,6 +58,7 @@ def make_candidates(
                 logprobs=0 if decoding.best_of is not None and decoding.logprobs is None else decoding.logprobs,
                 prompt_logprobs=scoring.top,
             ),
+            grammar=None if decoding.structure is None else decoding.structure.grammar,
             cache_key=key,
             tenant=call.tenant,
             priority=decoding.priority,

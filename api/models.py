@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -14,13 +15,23 @@ from tickertape.core.backend import Capabilities
 from tickertape.core.errors import ModelNotFound
 from tickertape.core.logits_processor import LogitsProcessorSpec
 from tickertape.core.ports import Engine
+from tickertape.core.request import Grammar
 
-__all__ = ["Models", "ServedModel"]
+__all__ = ["GrammarChecker", "Models", "ServedModel"]
+
+
+class GrammarChecker(Protocol):
+    """Tells what is wrong with a grammar before it is queued. Does its work off the event loop, within limits."""
+
+    async def check(self, grammar: Grammar) -> None:
+        """Raises InvalidRequest, which does not know the field's name, and Overloaded."""
+        ...
 
 
 class ServedModel(Struct, frozen=True, kw_only=True):
     """A model and everything that turns text into its tokens and back. `created` is seconds since the epoch,
     `fingerprint` the `system_fingerprint` of its answers, `priorities` whether its queue is ordered by them,
+    `grammars` checks what answers are to follow (None: they cannot be made to follow anything),
     `processors` the logits processors that requests may name."""
 
     name: str
@@ -32,6 +43,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     created: int
     capabilities: Capabilities = Capabilities()
     priorities: bool = False
+    grammars: GrammarChecker | None = None
     processors: Mapping[str, LogitsProcessorSpec] = MappingProxyType({})
     fingerprint: str = "fp_tickertape"
 

@@ -30,6 +30,7 @@ from tickertape.api.sampling import (
     resolve_max_tokens,
     to_sampling,
 )
+from tickertape.api.structures import check_structure
 from tickertape.core.errors import InvalidRequest
 from tickertape.core.request import SamplingParams
 
@@ -87,6 +88,7 @@ class Service:
                 param="echo",
             )
         sampling = self._check(call, model, 1, self._chat_rules)
+        await check_structure(model, call.decoding.structure)
         limit = context_limit(model)
         prompt = await self._prompts.chat(model, call, limit)
         return self._start(call, model, (prompt,), sampling, limit, arrival, self._chat_rules)
@@ -98,6 +100,7 @@ class Service:
         if not call.prompts:
             raise InvalidRequest("Invalid value for 'prompt': there is none", param="prompt")
         sampling = self._check(call, model, len(call.prompts), self._completion_rules)
+        await check_structure(model, call.decoding.structure)
         limit = context_limit(model)
         prompts = await self._prompts.completion(model, call, limit)
         return self._start(call, model, prompts, sampling, limit, arrival, self._completion_rules)

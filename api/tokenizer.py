@@ -16,7 +16,7 @@ from tickertape.api.model_tokenizer import ModelTokenizer, PluginTokenizer, show
 from tickertape.core.errors import InvalidRequest, StartupError
 from tickertape.core.tokenizer import TokenizerSpec
 
-__all__ = ["TextTokenizer", "read_tokenizer"]
+__all__ = ["TextTokenizer", "configured_ends", "read_tokenizer"]
 
 _SHORT_CHARS: Final = 2048
 
@@ -141,10 +141,17 @@ def _named_id(tokenizer: Tokenizer, named: Mapping[str, str], name: str) -> int 
     return tokenizer.token_to_id(named[name]) if name in named else None
 
 
-def _eos_token_ids(directory: Path, tokenizer: Tokenizer, named: Mapping[str, str]) -> tuple[int, ...]:
+def configured_ends(directory: Path) -> tuple[int, ...]:
+    """The end ids that generation_config.json gives, else config.json; none when neither does."""
     for name in ("generation_config.json", "config.json"):
         if ids := tuple(_ids(read_json(directory, name), name)):
             return ids
+    return ()
+
+
+def _eos_token_ids(directory: Path, tokenizer: Tokenizer, named: Mapping[str, str]) -> tuple[int, ...]:
+    if ids := configured_ends(directory):
+        return ids
     eos = _named_id(tokenizer, named, "eos_token")
     return () if eos is None else (eos,)
 

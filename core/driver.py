@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from threading import Condition
+from typing import Final
 
 from tickertape.core.loop import EngineLoop
 from tickertape.core.ports import EngineStats
@@ -12,6 +13,8 @@ from tickertape.core.request import Request
 from tickertape.core.step import StepEvents
 
 __all__ = ["Driver", "Sink"]
+
+_OVERDUE_S: Final = 1.0
 
 Sink = Callable[[StepEvents, EngineStats], None]
 
@@ -29,6 +32,7 @@ class Driver:
         self._inbox: deque[Request | int] = deque()
         self._changed = Condition()
         self._stopping = False
+        loop.on_compiled(self._wake)
 
     def submit(self, request: Request) -> None:
         self._put(request)
@@ -55,6 +59,7 @@ class Driver:
                     loop.abort(item)
                 idle = False
             if loop.has_work():
+                idle = False
                 events = loop.step()
                 if events:
                     self._sink(events, loop.stats())
@@ -63,9 +68,14 @@ class Driver:
                 idle = True
                 self._sink(StepEvents(), loop.stats())
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._inbox) or self._stopping)
+                # Nothing tells of a compilation that takes too long; its time is looked at.
+                timeout_s = _OVERDUE_S if loop.num_compiling else None
+                self._changed.wait_for(lambda: bool(inbox) or self._stopping or loop.has_work(), timeout_s)
 
     def _put(self, item: Request | int) -> None:
         self._inbox.append(item)
+        self._wake()
+
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify()

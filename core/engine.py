@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tickertape.core.backend import Capabilities
 from tickertape.core.driver import Driver
 from tickertape.core.errors import EngineDead, TickertapeError, Unavailable
+from tickertape.core.grammar import GrammarCompiler
 from tickertape.core.kv_cache import KVCache
 from tickertape.core.logits_processor import LogitsProcessorSpec
 from tickertape.core.loop import EngineLoop
@@ -34,6 +35,7 @@ def paged_loop(
     num_blocks: int | None = None,
     kv_cache_bytes: int | None = None,
     policy: str = "arrival",
+    grammars: GrammarCompiler | None = None,
     processors: Mapping[str, LogitsProcessorSpec] | None = None,
     on_step: Callable[[float, EngineStats], None] | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -41,6 +43,7 @@ def paged_loop(
     """A loop over a loaded runner: asks for its plan, sizes the pools, has it allocate them.
 
     `num_blocks` per cache group (the null block included) wins over `kv_cache_bytes`; one of them must be given.
+    `grammars` compiles the grammars of requests; without it, or on a runner without masks, these are refused.
     `processors` are the logits processors there are. Returns (loop, plan, blocks per group). Raises StartupError when
     the memory does not suffice.
     """
@@ -58,7 +61,14 @@ def paged_loop(
     runner.allocate(blocks)
     usable = processors if processors is not None and capabilities.logits_processors else {}
     scheduler = Scheduler(limits, kv, make_policy(policy), chunked=capabilities.chunked, processors=usable)
-    loop = EngineLoop(runner, scheduler, ahead=capabilities.ahead, on_step=on_step, clock=clock)
+    loop = EngineLoop(
+        runner,
+        scheduler,
+        ahead=capabilities.ahead,
+        grammars=grammars if capabilities.masks else None,
+        on_step=on_step,
+        clock=clock,
+    )
     return loop, plan, blocks
 
 

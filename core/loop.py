@@ -8,12 +8,14 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from tickertape.core.arrivals import Arrivals
+from tickertape.core.batch import StepOutput
 from tickertape.core.compiling import Compiling
-from tickertape.core.errors import EngineDead, InvalidRequest, RunnerError, TickertapeError
+from tickertape.core.errors import EngineDead, RunnerError
 from tickertape.core.grammar import GrammarCompiler
-from tickertape.core.masking import NO_MASKS, Masker, StepMasks
+from tickertape.core.masking import Masker
 from tickertape.core.ports import EngineStats, ModelRunner
-from tickertape.core.request import Finish, Request, TokenDelta
+from tickertape.core.request import Request
 from tickertape.core.scheduler import Scheduler
 from tickertape.core.step import Step, StepEvents
 
@@ -27,6 +29,10 @@ class EngineLoop:
     as LAST, and its forward is launched before n's output is looked at, so the device does not wait for Python. What
     n + 1 computed for a sequence that n turned out to finish is dropped.
 
+    Grammars act between forward and sample: a step's masks are filled on a thread while the runner computes it. Ahead,
+    the row of a constrained sequence is launched with LAST like any other, since only its mask, and not its
+    computation, needs the id that is not known yet: n is settled before the masks of n + 1 are begun.
+
     A RunnerError fails the rows of its step; whatever else a runner raises passes through `step`, and the engine must
     be given up. Step times are kept for the p99 in `stats`; `on_step` is told each, in seconds, with the figures after.
     """
@@ -37,6 +43,7 @@ class EngineLoop:
         scheduler: Scheduler,
         *,
         ahead: bool = False,
+        grammars: GrammarCompiler | None = None,
         on_step: Callable[[float, EngineStats], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -46,29 +53,39 @@ class EngineLoop:
         self._on_step = on_step
         self._clock = clock
         self._in_flight: Step | None = None
-        self._refused = StepEvents()
+        self._masker = Masker(0 if grammars is None else grammars.mask_words)
+        self._arrivals = Arrivals(scheduler, None if grammars is None else Compiling(grammars, clock))
         self._durations_s: deque[float] = deque(maxlen=512)
         self._num_noted = 0
         self._p99_s = 0.0
 
     def submit(self, request: Request) -> None:
-        """Never raises for a request that cannot be served: that is a failure among the next step's events."""
-        try:
-            self._scheduler.add(request)
-        except TickertapeError as error:
-            self._refused.failures.append((request.id, error))
+        """Never raises for a request that cannot be served: that is a failure among a later step's events."""
+        self._arrivals.submit(request)
 
     def abort(self, request_id: int) -> None:
         self._scheduler.abort(request_id)
-        if self._refused:
-            self._refused.failures = [told for told in self._refused.failures if told[0] != request_id]
+        self._arrivals.abort(request_id)
 
     def has_work(self) -> bool:
-        """Whether `step` has anything to do or to tell."""
-        return self._scheduler.has_work() or bool(self._refused) or self._in_flight is not None
+        """Whether `step` has anything to do or to tell. A request whose grammar is still being compiled gives it
+        nothing to do: see `num_compiling` and `on_compiled`."""
+        return self._scheduler.has_work() or self._arrivals.has_news() or self._in_flight is not None
+
+    @property
+    def num_compiling(self) -> int:
+        """Requests that wait for their grammar."""
+        return self._arrivals.num_compiling
+
+    def on_compiled(self, wake: Callable[[], None]) -> None:
+        """`wake` is called, on any thread, when there may be work again. A compilation that takes too long wakes
+        nobody: while there are any, look at `has_work` now and then."""
+        if self._arrivals.compiling is not None:
+            self._arrivals.compiling.wake = wake
 
     def step(self) -> StepEvents:
         started = self._clock()
+        self._arrivals.settle()
         if self._ahead:
             self._step_ahead()
         else:
@@ -78,24 +95,28 @@ class EngineLoop:
         if self._on_step is not None:
             self._on_step(duration_s, self.stats())
         events = self._scheduler.take_events()
-        if self._refused:
-            events.failures.extend(self._refused.failures)
-            self._refused = StepEvents()
+        if told := self._arrivals.take_events():
+            events.deltas.extend(told.deltas)
+            events.failures.extend(told.failures)
         return events
 
     def stats(self) -> EngineStats:
-        return replace(self._scheduler.stats(), step_p99_s=self._p99_s)
+        stats = self._scheduler.stats()
+        return replace(stats, num_waiting=stats.num_waiting + self.num_compiling, step_p99_s=self._p99_s)
 
     def close(self) -> None:
+        self._arrivals.close()
+        self._masker.close()
         self._runner.close()
 
     def _step(self) -> None:
         step = self._schedule_first()
         if step is None:
             return
+        self._masker.begin(step)
         try:
             self._runner.forward(step.batch)
-            output = self._runner.sample(None)
+            output = self._sample()
         except RunnerError as error:
             self._scheduler.fail(step, error)
             return
@@ -108,7 +129,7 @@ class EngineLoop:
             return
         following = self._scheduler.schedule()
         try:
-            output = self._runner.sample(None)
+            output = self._sample()
         except RunnerError as error:
             self._scheduler.fail(current, error)
             self._in_flight = self._launch(self._scheduler.prune(following))
@@ -122,8 +143,15 @@ class EngineLoop:
         self._scheduler.commit(current, output)
         if following is not None and refusal is not None:
             self._scheduler.fail(following, refusal)
-        else:
+        elif following is not None:
+            self._masker.begin(following)
             self._in_flight = following
+
+    def _sample(self) -> StepOutput:
+        """The output of the step in flight, with its masks, and with the rows whose grammar gave out failed."""
+        masks, errors = self._masker.take()
+        output = self._runner.sample(masks)
+        return replace(output, errors={**output.errors, **errors}) if errors else output
 
     def _schedule_first(self) -> Step | None:
         """A step when none is in flight. Work that cannot even start would wait for ever behind a green health."""
@@ -133,7 +161,10 @@ class EngineLoop:
         return step
 
     def _launch(self, step: Step | None) -> Step | None:
-        """Hands a step to the runner; None when there is none, or when it failed at once."""
+        """Hands a step to the runner, whose sequences' ids are all known; None when there is none, or when it failed
+        at once."""
+        if step is not None:
+            self._masker.begin(step)
         refusal = self._forward(step)
         if step is None or refusal is None:
             return step

@@ -23,6 +23,7 @@ from typing import Final
 
 from tickertape.core.batch import LAST, Batch, Row, StepOutput
 from tickertape.core.errors import ContextLengthExceeded, InvalidRequest, TickertapeError
+from tickertape.core.grammar import Constraint
 from tickertape.core.kv_cache import KVCache
 from tickertape.core.logits_processor import LogitsProcessorSpec, open_processors
 from tickertape.core.memory import Limits
@@ -73,16 +74,16 @@ class Scheduler:
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queues a request. Raises InvalidRequest or ContextLengthExceeded when it could never be served, RowError when
-        a logits processor of it cannot be made."""
+    def add(self, request: Request, constraint: Constraint | None = None) -> None:
+        """Queues a request, with the constraint that its grammar was compiled to and that has accepted what it
+        replays. Raises InvalidRequest or ContextLengthExceeded when it could never be served, RowError when a logits
+        processor of it cannot be made."""
         processors = open_processors(self._processors, request) if request.sampling.logits_processors else ()
-        seq = Sequence(request, len(self._kv.pools), processors)
+        seq = Sequence(request, len(self._kv.pools), processors, constraint)
         total = len(seq.tokens)
         if not 0 < request.num_prompt_tokens <= total:
             raise InvalidRequest("the prompt holds no tokens", param="prompt")
-        if request.grammar is not None:
-            raise InvalidRequest("grammars are not supported yet", code="unsupported_value", param="grammar")
+        assert request.grammar is None or constraint is not None, "a grammar that was not compiled"
         if request.adapter is not None:
             raise InvalidRequest("adapters are not supported yet", code="unsupported_value", param="model")
         longest = min(self._limits.max_model_len, self._kv.capacity_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tickertape.core.blocks import root_hash
+from tickertape.core.grammar import Constraint
 from tickertape.core.logits_processor import LogitsProcessor
 from tickertape.core.request import Request, unpack_tokens
 
@@ -22,12 +23,14 @@ class Sequence:
     `num_computed` is known to be written; both fall back to zero on preemption. `blocks[g]` are its blocks in cache
     group g, with room for `capacity_tokens`; `hashes` the digests of its full blocks, of which `num_published` were
     offered to the pools. `num_scores` prompt positions were scored and told. `num_cached_tokens` waits here for the
-    first delta. `rank` is its place in the policy's order.
+    first delta. `rank` is its place in the policy's order. `constraint` has accepted the output so far; it belongs to
+    the sequence, not to the slot, and so outlives preemption.
     """
 
     __slots__ = (
         "blocks",
         "capacity_tokens",
+        "constraint",
         "hashes",
         "id",
         "max_output_tokens",
@@ -49,8 +52,15 @@ class Sequence:
         "was_admitted",
     )
 
-    def __init__(self, request: Request, num_groups: int, processors: tuple[LogitsProcessor, ...] = ()) -> None:
+    def __init__(
+        self,
+        request: Request,
+        num_groups: int,
+        processors: tuple[LogitsProcessor, ...] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
         self.request = request
+        self.constraint = constraint
         self.processors = processors
         self.id = request.id
         self.rank: tuple[float, ...] = ()

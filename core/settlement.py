@@ -87,20 +87,29 @@ class Settlement:
         if not ids:
             self.fail(seq, RowError("the runner gave no token for a row that was to be sampled"))
             return
-        finish = None
-        first_line = end - len(ids)
+        try:
+            count, finish = self._extend(seq, ids)
+        except RowError as error:
+            self.fail(seq, error)
+            return
+        self.tell(seq, tuple(ids[:count]), finish=finish, logprobs=logprobs, first_line=end - len(ids))
+
+    def _extend(self, seq: Sequence, ids: Seq[int]) -> tuple[int, Finish | None]:
+        """How many of the ids the sequence takes, and why it takes no more. Raises RowError when one of them is not in
+        its grammar."""
+        constraint = seq.constraint
         for count, token in enumerate(ids, 1):
             seq.tokens.append(token)
             total = len(seq.tokens)
             if token in seq.stop_tokens:
-                finish = Finish("stop", token)
-            elif total - seq.num_prompt_tokens >= seq.max_output_tokens or total >= self._limits.max_model_len:
-                finish = Finish("length")
-            else:
-                continue
-            ids = ids[:count]
-            break
-        self.tell(seq, tuple(ids), finish=finish, logprobs=logprobs, first_line=first_line)
+                return count, Finish("stop", token)
+            if constraint is not None:
+                constraint.accept((token,))
+                if constraint.is_done:
+                    return count, Finish("stop")
+            if total - seq.num_prompt_tokens >= seq.max_output_tokens or total >= self._limits.max_model_len:
+                return count, Finish("length")
+        return len(ids), None
 
     def _tell_scores(self, seq: Sequence, row: Row, logprobs: Logprobs, first: int, end: int) -> None:
         """Scores of prompt positions not told before: a preempted prompt is computed twice but told once."""

@@ -17,6 +17,8 @@ from tickertape.core.messages import Configure
 from tickertape.core.ports import Engine, EngineStats, ModelRunner, Progress
 from tickertape.core.request import Request, SamplingParams, pack_tokens
 from tickertape.free_memory import free_memory
+from tickertape.grammar.compiler import MatcherCompiler
+from tickertape.grammar.vocabulary import model_vocabulary
 from tickertape.plugins.events import StepEvent
 from tickertape.plugins.manager import Plugins
 from tickertape.weights.mapping import MappedWeights
@@ -58,6 +60,7 @@ def build_loop(backend: Backend, configure: Configure, report: Report, plugins: 
     StartupError."""
     if lacking := backend.capabilities.lacking():
         _log.info("backend %s serves %s without %s", backend.name, configure.spec.name, ", ".join(lacking))
+    grammars = _grammars(configure, plugins) if backend.capabilities.masks else None
     runner: ModelRunner = make(backend, configure)
     with _blamed(backend.name, "plan"):
         plan = runner.plan(configure.limits)
@@ -76,14 +79,25 @@ def build_loop(backend: Backend, configure: Configure, report: Report, plugins: 
             num_blocks=configure.num_blocks,
             kv_cache_bytes=kv_cache_bytes,
             policy=configure.policy,
+            grammars=grammars,
             processors=plugins.processors,
             on_step=_teller(configure.spec.name, plugins),
         )
     report(Progress("warm", 0, 1, "steps"))
     with _blamed(backend.name, "warm up"):
         _warm(loop)
+    if grammars is not None and (reason := grammars.ready()):
+        _log.warning("%s cannot follow grammars: %s", configure.spec.name, reason)
     report(Progress("warm", 1, 1, "steps"))
     return PagedParts(loop, plan, num_blocks, weights)
+
+
+def _grammars(configure: Configure, plugins: Plugins) -> MatcherCompiler:
+    """Its vocabulary is read while the weights are."""
+    spec = configure.spec
+    return MatcherCompiler(
+        spec.vocab_size, lambda: model_vocabulary(Path(spec.path), spec.vocab_size, plugins.tokenizers)
+    )
 
 
 async def start_engine(backend: Backend, configure: Configure) -> Engine:

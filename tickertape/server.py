@@ -33,6 +33,7 @@ from tickertape.core.messages import Configure, Fetch, Ready
 from tickertape.core.ports import Engine, EngineStats, Progress
 from tickertape.failures import complain, first_of, reason_of
 from tickertape.fetching import fetch_models
+from tickertape.grammar.checker import CheckThreads, MatcherChecker
 from tickertape.hints import hints, url_of
 from tickertape.http_server import HttpServer
 from tickertape.logs import configure_logs
@@ -101,6 +102,7 @@ class Front:
         self._standing = Standing(self._readiness, view, len(self._fetch.models))
         self._metrics = Metrics(self._stats)
         self._renders = RenderPool()
+        self._checks = CheckThreads()
         self._service = Service(
             self._models,
             Admission(admission_limits(settings)),
@@ -142,6 +144,7 @@ class Front:
             await asyncio.wait((serving, hosting))
             asked.cancel()
             self._renders.close()
+            self._checks.close()
             await asyncio.to_thread(self._plugins.shutdown)
         serving.result()
         return status
@@ -163,6 +166,7 @@ class Front:
                 created=int(time.time()),
                 capabilities=hosted.backend.capabilities,
                 priorities=hosted.configure.policy == "priority",
+                grammars=MatcherChecker(self._checks, hosted.text.tokenizer, hosted.configure.spec.vocab_size),
                 processors=self._plugins.processors,
             )
         )

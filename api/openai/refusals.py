@@ -15,14 +15,8 @@ __all__ = ["CHAT_FIXED", "COMPLETION_FIXED", "refuse_unhonoured", "without_unhon
 
 _COMMON: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
-        "structured_outputs": (),
-        "guided_json": (),
-        "guided_regex": (),
-        "guided_choice": (),
-        "guided_grammar": (),
-        "guided_decoding_backend": (),
+        "guided_decoding_backend": ("auto", "llguidance", "guidance"),
         "guided_whitespace_pattern": (),
-        "structural_tag": (),
         "service_tier": ("auto", "default"),
         "store": (False,),
     }
@@ -42,7 +36,6 @@ CHAT_FIXED: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory", "in-memory"),
         "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
         "tool_choice": ("none",),
         "tools": ([],),
         "verbosity": ("medium",),
@@ -51,9 +44,7 @@ CHAT_FIXED: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 )
 """By field, the values besides null that are honoured, since they ask for what happens anyway."""
 
-COMPLETION_FIXED: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
-    {**_COMMON, "response_format": ({"type": "text"},), "suffix": ()}
-)
+COMPLETION_FIXED: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType({**_COMMON, "suffix": ()})
 
 
 def _honoured(value: object, taken: tuple[Any, ...]) -> bool:

@@ -14,6 +14,7 @@ from pydantic import Field
 from tickertape.api.calls import ChatCall, CompletionCall, Decoding, ProcessorCall, PromptInput
 from tickertape.api.openai.fields import MAX_ENTRIES, Closed, TextOrTexts
 from tickertape.api.openai.messages import Message, as_template_message
+from tickertape.api.openai.structure import Choices, ResponseFormat, StructuredOutputs, structure_of
 from tickertape.core.errors import InvalidRequest
 
 __all__ = ["ChatRequest", "CompletionRequest", "StreamOptions", "to_chat_call", "to_completion_call"]
@@ -73,18 +74,19 @@ class SharedRequest(Closed):
     truncate_prompt_tokens: int | None = None
     # ours
     logits_processors: Annotated[list[ProcessorRequest], Field(max_length=MAX_ENTRIES)] | None = None
-    # see refusals.py
-    guided_choice: Any = None
-    guided_decoding_backend: Any = None
-    guided_grammar: Any = None
+    # see structure.py
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
     guided_json: Any = None
-    guided_regex: Any = None
+    guided_regex: str | None = None
+    response_format: ResponseFormat | None = None
+    structural_tag: Any = None
+    structured_outputs: StructuredOutputs | None = None
+    # see refusals.py
+    guided_decoding_backend: Any = None
     guided_whitespace_pattern: Any = None
-    response_format: Any = None
     service_tier: Any = None
     store: Any = None
-    structural_tag: Any = None
-    structured_outputs: Any = None
 
 
 class ChatRequest(SharedRequest):
@@ -200,6 +202,7 @@ def _decoding(
         best_of=best_of,
         logprobs=logprobs,
         include_stop=bool(request.include_stop_str_in_output),
+        structure=structure_of(request),
         **given,
     )
 

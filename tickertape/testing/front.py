@@ -26,6 +26,9 @@ from tickertape.api.templates import ChatTemplate
 from tickertape.api.tokenizer import TextTokenizer
 from tickertape.core.engine import PagedEngine, paged_loop
 from tickertape.core.memory import Limits
+from tickertape.grammar.checker import CheckThreads, MatcherChecker
+from tickertape.grammar.compiler import MatcherCompiler
+from tickertape.grammar.vocabulary import model_vocabulary
 from tickertape.plugins import Batch, Capabilities, ModelSpec
 from tickertape.plugins.backends.scripted.runner import ScriptedRunner
 from tickertape.plugins.backends.scripted.script import Script
@@ -157,9 +160,11 @@ async def front(
         block_tokens=block_tokens,
     )
     runner = ScriptedRunner(Script.of(spec), batches=batches)
-    loop, plan, _ = paged_loop(runner, bounds, able, num_blocks=num_blocks, policy=policy)
+    grammars = MatcherCompiler(_VOCAB_SIZE, lambda: model_vocabulary(directory, _VOCAB_SIZE, {}))
+    loop, plan, _ = paged_loop(runner, bounds, able, num_blocks=num_blocks, policy=policy, grammars=grammars)
     engine = PagedEngine(loop, plan)
     await engine.start()
+    checks = CheckThreads()
     readiness = Readiness(time.monotonic)
     models = Models(readiness)
     model = ServedModel(
@@ -172,6 +177,7 @@ async def front(
         created=1_700_000_000,
         capabilities=able,
         priorities=policy == "priority",
+        grammars=MatcherChecker(checks, tokenizer, _VOCAB_SIZE),
         fingerprint="fp_scripted",
     )
     models.add(model)
@@ -200,3 +206,4 @@ async def front(
     finally:
         await engine.stop(0.0)
         renders.close()
+        checks.close()

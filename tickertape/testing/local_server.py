@@ -26,6 +26,7 @@ from tickertape.api.tokenizer import read_tokenizer
 from tickertape.core.engine import PagedEngine
 from tickertape.core.messages import Configure
 from tickertape.engine_room import build_loop, find_backend, start_engine
+from tickertape.grammar.checker import CheckThreads, MatcherChecker
 from tickertape.plugins import BackendOptions, Engine, Limits, ModelSpec
 from tickertape.plugins.manager import Plugins
 from tickertape.testing.asgi import Answer, AsgiClient
@@ -119,18 +120,22 @@ class LocalServer:
         else:
             self.engine = await start_engine(backend, configure)
         stack.push_async_callback(self.engine.stop, 0.0)
+        checks = CheckThreads()
+        stack.callback(checks.close)
+        tokenizer = read_tokenizer(Path(spec.path), plugins.tokenizers)
         readiness = Readiness(time.monotonic)
         models = Models(readiness)
         models.add(
             ServedModel(
                 name=spec.name,
                 engine=self.engine,
-                tokenizer=read_tokenizer(Path(spec.path), plugins.tokenizers),
+                tokenizer=tokenizer,
                 template=ChatTemplate.from_directory(Path(spec.path)),
                 max_model_len=self._limits.max_model_len,
                 vocab_size=spec.vocab_size,
                 created=int(time.time()),
                 capabilities=backend.capabilities,
+                grammars=MatcherChecker(checks, tokenizer, spec.vocab_size),
                 processors=plugins.processors,
             )
         )

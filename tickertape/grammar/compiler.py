@@ -1,0 +1,141 @@
+"""The worker's compiler: grammars to constraints over the model's vocabulary, kept for the next request."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from tickertape.core.errors import InvalidRequest, RowError
+from tickertape.core.request import Grammar
+from tickertape.grammar.text import one_line, to_library
+
+__all__ = ["MatcherCompiler", "MatcherConstraint", "compile_matcher"]
+
+_MAX_KEPT: Final = 256
+_MAX_KEPT_CHARS: Final = 4 << 20
+
+
+def compile_matcher(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    """A matcher at its beginning, its first mask computed once. Without Python's lock for most of the time. Raises
+    InvalidRequest for a grammar that is wrong, too costly, or that no text can satisfy."""
+    limits = LLParserLimits(
+        max_items_in_row=8000,
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=100_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(vocabulary, to_library(grammar), log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+        if matcher.is_error() and matcher.stop_reason() in ("NoExtension", "NoExtensionBias", "InternalError"):
+            reason = one_line(matcher.get_error())
+            if not reason or "NoExtension" in reason:
+                raise InvalidRequest("no text can satisfy it")
+    if matcher.is_error():
+        raise InvalidRequest(one_line(matcher.get_error()) or "it cannot be compiled")
+    return matcher
+
+
+class MatcherConstraint:
+    """Implements `tickertape.core.grammar.Constraint`."""
+
+    __slots__ = ("_matcher", "_num_words", "_own_ends", "_stops", "is_done")
+
+    def __init__(
+        self, matcher: LLMatcher, num_words: int, own_ends: Collection[int], stop_tokens: Collection[int]
+    ) -> None:
+        self._matcher = matcher
+        self._num_words = num_words  # of the library's mask; the model's may be shorter
+        self._own_ends = [(token >> 5, 1 << (token & 31)) for token in own_ends if token not in stop_tokens]
+        self._stops = [(token >> 5, 1 << (token & 31)) for token in stop_tokens]
+        self.is_done = matcher.is_stopped()
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        if not self._matcher.consume_tokens(list(tokens)):
+            raise RowError(f"the output left its grammar: {one_line(self._matcher.get_error())}")
+        self.is_done = self._matcher.is_stopped()
+
+    def fill(self, line: NDArray[np.int32]) -> None:
+        matcher = self._matcher
+        own = line if len(line) == self._num_words else np.empty(self._num_words, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+        if matcher.is_error():
+            raise RowError(f"the grammar cannot be followed further: {one_line(matcher.get_error())}")
+        if own is not line:
+            line[:] = own[: len(line)]
+        words = line.view(np.uint32)
+        if matcher.is_accepting():
+            for word, bit in self._own_ends:
+                words[word] &= ~bit & 0xFFFFFFFF
+            for word, bit in self._stops:
+                words[word] |= bit
+        if not line.any():
+            raise RowError("the grammar allows no token here")
+
+
+class MatcherCompiler:
+    """Implements `tickertape.core.grammar.GrammarCompiler`. The vocabulary is made on a thread from the start, since
+    that takes a second for a large one; the first grammar waits for it."""
+
+    def __init__(self, vocab_size: int, make_vocabulary: Callable[[], LLTokenizer]) -> None:
+        self.mask_words = -(-vocab_size // 32)
+        self._vocabulary: Future[LLTokenizer] = Future()
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._kept_chars = 0
+        threading.Thread(target=self._prepare, args=(make_vocabulary,), name="vocabulary", daemon=True).start()
+
+    def ready(self) -> str | None:
+        """Waits for the vocabulary. Returns why there is none, or None when there is."""
+        error = self._vocabulary.exception()
+        return None if error is None else one_line(str(error))
+
+    def compile(self, grammar: Grammar, stop_tokens: Collection[int]) -> MatcherConstraint:
+        if self._vocabulary.exception() is not None:
+            raise InvalidRequest(
+                "the model's tokenizer cannot carry grammars", code="unsupported_value", param="grammar"
+            )
+        vocabulary = self._vocabulary.result()
+        try:
+            matcher = self._matcher(vocabulary, grammar)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, code=error.code, param="grammar") from None
+        num_words = -(-vocabulary.vocab_size // 32)
+        stops = [token for token in stop_tokens if token >> 5 < self.mask_words]
+        return MatcherConstraint(matcher, num_words, vocabulary.eos_tokens, stops)
+
+    def _matcher(self, vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
+        """A matcher of the caller's own. Who asks for a grammar that is being compiled waits for it."""
+        mine: Future[LLMatcher] = Future()
+        with self._lock:
+            found = self._kept.setdefault(grammar, mine)
+            self._kept.move_to_end(grammar)
+            if found is mine:
+                self._kept_chars += len(grammar.source)
+                while len(self._kept) > _MAX_KEPT or (self._kept_chars > _MAX_KEPT_CHARS and len(self._kept) > 1):
+                    dropped, _ = self._kept.popitem(last=False)
+                    self._kept_chars -= len(dropped.source)
+        if found is mine:
+            try:
+                mine.set_result(compile_matcher(vocabulary, grammar))
+            except BaseException as error:
+                mine.set_exception(error)
+        matcher = found.result()
+        with self._lock:
+            return matcher.deep_copy()
+
+    def _prepare(self, make_vocabulary: Callable[[], LLTokenizer]) -> None:
+        try:
+            self._vocabulary.set_result(make_vocabulary())
+        except BaseException as error:
+            self._vocabulary.set_exception(error)
