@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from tickertape.plugins import (
+    LAST,
     BackendOptions,
     Batch,
     Limits,
@@ -228,6 +229,95 @@ class PlansAnewEachTime(Twin):
         return changed(self.good.plan(limits), private_bytes=self.asked)
 
 
+class ExaggeratesBlocks(Twin):
+    """Promises memory that it never takes, so that half of the machine stays empty."""
+
+    def plan(self, limits: Limits) -> MemoryPlan:
+        plan = self.good.plan(limits)
+        return changed(plan, groups=tuple(changed(group, block_bytes=group.block_bytes * 3) for group in plan.groups))
+
+
+class KeepsWhatItLoads(Twin):
+    """Copies out of the allocator's sight: as bytes of one object, held by a closure."""
+
+    def load(self, weights: WeightSet) -> Iterator[Progress]:
+        copies = [np.copy(weights.open(name)) for name in weights.names()]
+        self.remember = lambda: copies
+        return self.good.load(weights)
+
+
+class SortsItsBatch(Twin):
+    def forward(self, batch: Batch) -> None:
+        self.good.forward(batch)
+        for row in batch.rows:
+            if isinstance(row.tokens, list):
+                row.tokens.sort()
+
+
+class IgnoresMasks(Twin):
+    def sample(self, masks: Masks | None) -> StepOutput:
+        return self.good.sample(None)
+
+
+class FailsTheWholeBatch(Twin):
+    """One row without an id, and nobody gets one."""
+
+    def sample(self, masks: Masks | None) -> StepOutput:
+        output = self.good.sample(masks)
+        if output.errors:
+            return changed(output, tokens=[() for _ in output.tokens], errors=dict.fromkeys(range(8), "a row failed"))
+        return output
+
+
+class HidesTheError(Twin):
+    """Gives a row that has nothing to sample from some id."""
+
+    def sample(self, masks: Masks | None) -> StepOutput:
+        output = self.good.sample(masks)
+        return changed(output, tokens=[ids or (0,) for ids in output.tokens], errors={})
+
+
+class ForgetsProcessors(Twin):
+    def forward(self, batch: Batch) -> None:
+        self.good.forward(changed(batch, opened=tuple(changed(opened, processors=()) for opened in batch.opened)))
+
+
+class Ahead(Twin):
+    """Good: puts the last ids where LAST stands."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._last: dict[int, int] = {}
+
+    def forward(self, batch: Batch) -> None:
+        rows = tuple(changed(row, tokens=[self.known(row.slot, t) for t in row.tokens]) for row in batch.rows)
+        self._slots = [row.slot for row in rows]
+        self.good.forward(changed(batch, rows=rows))
+
+    def sample(self, masks: Masks | None) -> StepOutput:
+        output = self.good.sample(masks)
+        self._last |= {slot: ids[-1] for slot, ids in zip(self._slots, output.tokens, strict=True) if ids}
+        return output
+
+    def known(self, slot: int, token: int) -> int:
+        return self._last[slot] if token == LAST else token
+
+
+class TakesLastForAnId(Ahead):
+    def known(self, slot: int, token: int) -> int:
+        return max(token, 0)
+
+
+class ClaimsADtype(Twin):
+    def __init__(self, spec: ModelSpec, options: BackendOptions | None = None) -> None:
+        super().__init__(spec)
+        self._options = options
+
+    def forward(self, batch: Batch) -> None:
+        assert self._options is None or self._options.dtype != "float32", "float32 was never tried"
+        self.good.forward(batch)
+
+
 class ClosesOnce(Twin):
     closed = False
 
@@ -255,6 +345,17 @@ BROKEN: list[tuple[type[Twin], Callable[..., None], tuple[Any, ...]]] = [
     (CountsReplayedTokensAsPrompt, RunnerConformance.test_a_seed_gives_the_same_text_in_any_company, ()),
     (PlansTooLittle, RunnerConformance.test_takes_no_more_than_it_promised, ()),
     (CopiesItsWeights, RunnerConformance.test_takes_no_more_than_it_promised, ()),
+    (SortsItsBatch, RunnerConformance.test_a_batch_comes_back_as_it_was, ()),
+    (WritesToTheTable, RunnerConformance.test_a_batch_comes_back_as_it_was, ()),
+    (IgnoresMasks, RunnerConformance.test_masks_are_obeyed, ()),
+    (FailsTheWholeBatch, RunnerConformance.test_a_row_that_fails_fails_alone, ()),
+    (HidesTheError, RunnerConformance.test_a_row_that_fails_fails_alone, ()),
+    (ForgetsProcessors, RunnerConformance.test_logits_processors_are_applied, ()),
+    (TakesLastForAnId, RunnerConformance.test_steps_ahead_make_no_difference, ()),
+    (KeepsWhatItLoads, RunnerConformance.test_holds_the_arrays_it_promised, ()),
+    (PlansTooLittle, RunnerConformance.test_holds_the_arrays_it_promised, ()),
+    (ExaggeratesBlocks, RunnerConformance.test_holds_the_arrays_it_promised, ()),
+    (ClaimsADtype, RunnerConformance.test_everything_it_declares_computes, ()),
     (PlansAnewEachTime, RunnerConformance.test_a_plan_is_the_same_when_asked_again, ()),
     (ClosesOnce, RunnerConformance.test_close_may_come_twice_and_at_any_time, ()),
 ]
@@ -286,9 +387,15 @@ def test_a_broken_runner_is_caught(
     sliding: tuple[ModelSpec, Subject],
 ) -> None:
     spec, subject = sliding if twin is IgnoresTheWindow else full
+    if twin is TakesLastForAnId:
+        subject = replace(subject, make=lambda: Ahead(spec), capabilities=changed(subject.capabilities, ahead=True))
     rule(RunnerConformance(), subject, *arguments)  # the good runner passes
+
+    def make_with(options: BackendOptions) -> Twin:
+        return ClaimsADtype(spec, options) if twin is ClaimsADtype else twin(spec)
+
     with pytest.raises(AssertionError):
-        rule(RunnerConformance(), replace(subject, make=lambda: twin(spec)), *arguments)
+        rule(RunnerConformance(), replace(subject, make=lambda: twin(spec), make_with=make_with), *arguments)
 
 
 def test_every_rule_has_a_runner_that_breaks_it() -> None:

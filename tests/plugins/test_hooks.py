@@ -265,7 +265,7 @@ FAILS = LogitsProcessorSpec(name="fails", make=lambda arguments, context: Fails(
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_names_a_logits_processor(server: MakeServer, stream: bool) -> None:
     served = server({"mine": processing(BAN)})
-    asked = {"logits_processors": [{"name": "ban", "arguments": {"token": ord("k")}}], "max_tokens": 13}
+    asked: dict[str, Any] = {"logits_processors": [{"name": "ban", "arguments": {"token": ord("k")}}], "max_tokens": 13}
     for ask in (served.complete, served.chat):
         answer = ask(**asked, stream=stream)
         assert answer.status == 200, answer.body
@@ -501,7 +501,8 @@ def test_a_weight_source_is_found_by_its_scheme() -> None:
         register(source)
 
     plugins = Plugins.load(given={"mine": plugin(register_weight_sources=register_weight_sources)})
-    assert plugins.sources["mine"] is source
+    found: object = plugins.sources["mine"]
+    assert found is source
 
 
 def test_wrappers_are_refused() -> None:

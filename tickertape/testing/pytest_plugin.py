@@ -24,6 +24,7 @@ pytest.register_assert_rewrite(
     "tickertape.testing.serving",
     "tickertape.testing.stepper",
     "tickertape.testing.subject",
+    "tickertape.testing.trials",
 )
 
 
@@ -74,7 +75,7 @@ def server(tmp_path: Path) -> Iterator[MakeServer]:
             if spec is None:
                 directory = tmp_path / "scripted"
                 write_byte_level(directory)
-                end = byte_level_tokenizer().token_to_id("<|im_end|>")
+                end = byte_level_tokenizer().token_to_id("<|im_end|>") or 0
                 spec = write_scripted(directory, [{"tokens": list(b"A known text.")}], eos_token_id=end)
             return stack.enter_context(LocalServer(spec, plugins, **options))
 

@@ -12,29 +12,47 @@ Greedy text is compared with the plain model token for token; sampled text with 
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tickertape.core.engine import paged_loop
-from tickertape.core.loop import EngineLoop
-from tickertape.plugins import Limits, SamplingParams
+from tickertape.plugins import (
+    BackendOptions,
+    LogitsContext,
+    LogitsProcessorCall,
+    LogitsProcessorSpec,
+    Masks,
+    RowError,
+    SamplingParams,
+)
 from tickertape.testing.checks import check_idle
-from tickertape.testing.serving import Outcome, ask, serve
-from tickertape.testing.stepper import Seat, Stepper
+from tickertape.testing.held import held_bytes
+from tickertape.testing.serving import ask, serve
+from tickertape.testing.stepper import Seat
 from tickertape.testing.subject import Subject
+from tickertape.testing.trials import (
+    BLOCK,
+    EDGES,
+    LENGTHS,
+    LIMITS,
+    NUM_OUTPUT,
+    POOL,
+    check_outcome,
+    check_scores,
+    check_seat,
+    greedy,
+    limits_with,
+    looping,
+    prompt_of,
+    serve_scarcely,
+    stepping,
+)
 
 __all__ = ["RunnerConformance"]
-
-BLOCK = 16
-LIMITS = Limits(max_model_len=256, max_num_seqs=8, max_batch_tokens=256, block_tokens=BLOCK)
-POOL = 64  # blocks per group where the test does not need them scarce
-LENGTHS = (1, 5, 16, 17, 40, 70)
-EDGES = (15, 16, 17, 31, 32, 33)
-NUM_OUTPUT = 20
 
 
 class RunnerConformance:
@@ -49,70 +67,92 @@ class RunnerConformance:
 
     def test_alone_equals_the_plain_model(self, subject: Subject) -> None:
         for length in (1, 40):
-            with _stepper(subject) as stepper:
-                seat = stepper.sit(0, _prompt(subject, length))
+            with stepping(subject) as stepper:
+                seat = stepper.sit(0, prompt_of(subject, length))
                 stepper.finish([seat], NUM_OUTPUT)
-                _check(subject, seat)
+                check_seat(subject, seat)
 
     def test_a_batch_of_mixed_lengths_equals_the_plain_model(self, subject: Subject) -> None:
         """Sequences join while others are under way, so a step holds prompts, pieces and single tokens."""
-        with _stepper(subject) as stepper:
+        with stepping(subject) as stepper:
             seats: list[Seat] = []
             for slot, length in enumerate(LENGTHS):
-                seats.append(stepper.sit(slot, _prompt(subject, length)))
+                seats.append(stepper.sit(slot, prompt_of(subject, length)))
                 stepper.step([(seat, 24) for seat in reversed(seats)])
             stepper.finish(seats, NUM_OUTPUT)
             for seat in seats:
-                _check(subject, seat)
+                check_seat(subject, seat)
 
     @pytest.mark.parametrize("piece", [1, 2, 3, 5, 7, 16, 33])
     def test_a_prompt_in_pieces_equals_the_plain_model(self, subject: Subject, piece: int) -> None:
         if not subject.capabilities.chunked:
             pytest.skip("the backend takes whole prompts")
-        with _stepper(subject) as stepper:
-            seats = [stepper.sit(slot, _prompt(subject, length)) for slot, length in enumerate((40, 70))]
+        with stepping(subject) as stepper:
+            seats = [stepper.sit(slot, prompt_of(subject, length)) for slot, length in enumerate((40, 70))]
             stepper.finish(seats, NUM_OUTPUT, piece)
             for seat in seats:
-                _check(subject, seat)
+                check_seat(subject, seat)
 
     def test_which_blocks_a_sequence_has_makes_no_difference(self, subject: Subject) -> None:
-        prompts = [_prompt(subject, length) for length in LENGTHS]
+        prompts = [prompt_of(subject, length) for length in LENGTHS]
         for seed in range(3):
             order = (1 + np.random.default_rng(seed).permutation(POOL - 1)).tolist()
-            with _stepper(subject, order) as stepper:
+            with stepping(subject, order) as stepper:
                 seats = [stepper.sit(slot, prompt) for slot, prompt in enumerate(prompts)]
                 stepper.finish(seats, NUM_OUTPUT)
                 for seat in seats:
-                    _check(subject, seat)
+                    check_seat(subject, seat)
 
     def test_blocks_of_others_stay_as_they_are(self, subject: Subject) -> None:
         """Canaries hold the blocks around those of the sequence under test; afterwards they go on as if alone."""
         order = (1 + np.random.default_rng(0).permutation(POOL - 1)).tolist()
-        with _stepper(subject, order) as stepper:
-            canaries = [stepper.sit(slot, _prompt(subject, 100 + slot)) for slot in range(1, 8)]
+        with stepping(subject, order) as stepper:
+            canaries = [stepper.sit(slot, prompt_of(subject, 100 + slot)) for slot in range(1, 8)]
             for canary in canaries:
                 stepper.step([(canary, 1 << 20)])
-            guest = stepper.sit(0, _prompt(subject, 70))
+            guest = stepper.sit(0, prompt_of(subject, 70))
             stepper.finish([guest], NUM_OUTPUT)
-            _check(subject, guest)
+            check_seat(subject, guest)
             stepper.finish(canaries, NUM_OUTPUT // 2)
             for canary in canaries:
-                _check(subject, canary)
+                check_seat(subject, canary)
 
     def test_a_slot_and_its_blocks_serve_the_next_sequence(self, subject: Subject) -> None:
-        with _stepper(subject) as stepper:
+        with stepping(subject) as stepper:
             for length in (70, 17, 40):
-                seat = stepper.sit(3, _prompt(subject, length))
+                seat = stepper.sit(3, prompt_of(subject, length))
                 stepper.finish([seat], NUM_OUTPUT)
-                _check(subject, seat)
+                check_seat(subject, seat)
                 stepper.leave(seat)
+
+    def test_a_batch_comes_back_as_it_was(self, subject: Subject) -> None:
+        """Rows, ids, histories and block tables belong to the scheduler. (Every step of the kit checks it.)"""
+        with stepping(subject) as stepper:
+            seats = [stepper.sit(slot, prompt_of(subject, length)) for slot, length in enumerate(LENGTHS)]
+            stepper.finish(seats, 3, 24)
+            stepper.leave(seats.pop())
+            stepper.finish(seats, 5)
+
+    def test_masks_are_obeyed(self, subject: Subject) -> None:
+        if not subject.capabilities.masks:
+            pytest.skip("the backend takes no grammars")
+        with stepping(subject) as stepper:
+            seats = [stepper.sit(slot, prompt_of(subject, length)) for slot, length in enumerate((5, 17, 40))]
+            only = [7, subject.vocab_size - 1]
+            allowed = np.ones((3, -(-subject.vocab_size // 32) * 32), dtype=bool)
+            allowed[:2] = False
+            allowed[[0, 1], only] = True
+            bits = np.packbits(allowed, axis=1, bitorder="little").view("<i4")
+            stepper.step([(seat, 1 << 20) for seat in seats], Masks(bits))
+            assert [seat.output[0] for seat in seats[:2]] == only
+            check_seat(subject, seats[2])
 
     def test_log_probabilities_equal_the_plain_model(self, subject: Subject) -> None:
         if not subject.capabilities.logprobs:
             pytest.skip("the backend gives no log probabilities")
-        prompt = _prompt(subject, 40)
-        with _loop(subject) as loop:
-            [outcome] = serve(loop, [ask(1, prompt, _greedy(logprobs=3))])
+        prompt = prompt_of(subject, 40)
+        with looping(subject) as loop:
+            [outcome] = serve(loop, [ask(1, prompt, greedy(logprobs=3))])
             check_idle(loop.stats())
         expected = subject.log_softmax([*prompt, *outcome.tokens])[len(prompt) - 1 : -1]
         assert len(outcome.logprobs) == len(outcome.tokens) == NUM_OUTPUT
@@ -129,39 +169,80 @@ class RunnerConformance:
     def test_a_cached_prefix_makes_no_difference(self, subject: Subject, length: int) -> None:
         if not subject.capabilities.prefix_cache:
             pytest.skip("the backend does not share KV memory")
-        prompt = _prompt(subject, length)
-        longer = prompt + _prompt(subject, 21)
-        with _loop(subject) as loop:
+        prompt = prompt_of(subject, length)
+        longer = prompt + prompt_of(subject, 21)
+        with looping(subject) as loop:
             for request_id, again in enumerate((prompt, prompt, longer, prompt)):
-                [outcome] = serve(loop, [ask(request_id, again, _greedy())])
-                _check_outcome(subject, again, outcome)
+                [outcome] = serve(loop, [ask(request_id, again, greedy())])
+                check_outcome(subject, again, outcome)
                 expected = 0 if request_id == 0 else (length if again is longer else length - 1) // BLOCK * BLOCK
                 assert outcome.num_cached_tokens == expected
                 check_idle(loop.stats())
 
+    def test_a_row_that_fails_fails_alone(self, subject: Subject) -> None:
+        """A request that allows no token at all has nothing to sample from."""
+        prompts = [prompt_of(subject, length) for length in (21, 22, 23)]
+        wanted = [greedy(), replace(greedy(), allowed_tokens=()), greedy()]
+        with looping(subject) as loop:
+            requests = [
+                ask(i, prompt, sampling) for i, (prompt, sampling) in enumerate(zip(prompts, wanted, strict=True))
+            ]
+            first, failed, last = serve(loop, requests)
+            assert isinstance(failed.error, RowError), f"the row gave {failed.tokens or failed.error!r}"
+            check_outcome(subject, prompts[0], first)
+            check_outcome(subject, prompts[2], last)
+            check_idle(loop.stats())
+
+    def test_logits_processors_are_applied(self, subject: Subject) -> None:
+        if not subject.capabilities.logits_processors:
+            pytest.skip("the backend applies no logits processors")
+        prompts = [prompt_of(subject, length) for length in (21, 22)]
+        banning = replace(greedy(), logits_processors=(LogitsProcessorCall("ban", "{}"),))
+        with looping(subject, processors={"ban": LogitsProcessorSpec(name="ban", make=_BanLast)}) as loop:
+            banned, plain = serve(loop, [ask(0, prompts[0], banning), ask(1, prompts[1], greedy())])
+            check_outcome(subject, prompts[1], plain)
+            check_idle(loop.stats())
+        ids = [prompts[0][-1], *banned.tokens]
+        assert len(banned.tokens) == NUM_OUTPUT
+        lines = subject.plain([*prompts[0], *banned.tokens])[len(prompts[0]) - 1 : -1]
+        for before, token, line in zip(ids, banned.tokens, lines, strict=False):
+            line[before] = -np.inf
+            assert line.max() - line[token] <= subject.near_tie, "an id was sampled as if nothing had edited its logits"
+
+    def test_steps_ahead_make_no_difference(self, subject: Subject) -> None:
+        """A batch made before the last one's ids are known holds LAST in their place."""
+        if not subject.capabilities.ahead:
+            pytest.skip("the backend takes no steps ahead")
+        prompts = [prompt_of(subject, length) for length in (5, 16, 40)]
+        with looping(subject) as loop:
+            requests = [ask(i, prompt, greedy()) for i, prompt in enumerate(prompts)]
+            for prompt, outcome in zip(prompts, serve(loop, requests), strict=True):
+                check_outcome(subject, prompt, outcome)
+            check_idle(loop.stats())
+
     def test_prompt_scores_equal_the_plain_model(self, subject: Subject) -> None:
         if not subject.capabilities.prompt_logprobs:
             pytest.skip("the backend does not score prompts")
-        prompts = [_prompt(subject, length) for length in (1, 2, 33, 70)]
-        for limits in (LIMITS, _limits(max_batch_tokens=29)):
-            with _loop(subject, limits) as loop:
-                wanted = [_greedy(prompt_logprobs=2), _greedy(max_tokens=0, prompt_logprobs=0)]
+        prompts = [prompt_of(subject, length) for length in (1, 2, 33, 70)]
+        for limits in (LIMITS, limits_with(max_batch_tokens=29)):
+            with looping(subject, limits) as loop:
+                wanted = [greedy(prompt_logprobs=2), greedy(max_tokens=0, prompt_logprobs=0)]
                 requests = [ask(i, prompt, wanted[i % 2]) for i, prompt in enumerate(prompts)]
                 for i, outcome in enumerate(serve(loop, requests)):
-                    _check_scores(subject, prompts[i], outcome)
+                    check_scores(subject, prompts[i], outcome)
                     if i % 2 == 0:
-                        _check_outcome(subject, prompts[i], outcome)
+                        check_outcome(subject, prompts[i], outcome)
                 check_idle(loop.stats())
 
     def test_preemption_makes_no_difference(self, subject: Subject) -> None:
-        prompts = [_prompt(subject, length) for length in (21, 22, 23, 24)]
-        outcomes = _serve_scarcely(subject, prompts, [_greedy(max_tokens=40)] * 4)
+        prompts = [prompt_of(subject, length) for length in (21, 22, 23, 24)]
+        outcomes = serve_scarcely(subject, prompts, [greedy(max_tokens=40)] * 4)
         for prompt, outcome in zip(prompts, outcomes, strict=True):
-            _check_outcome(subject, prompt, outcome, 40)
+            check_outcome(subject, prompt, outcome, 40)
 
     def test_a_seed_gives_the_same_text_in_any_company(self, subject: Subject) -> None:
         """Alone, batched, and preempted. Without `resume` only the first two are promised."""
-        prompts = [_prompt(subject, length) for length in (21, 22, 23, 24)]
+        prompts = [prompt_of(subject, length) for length in (21, 22, 23, 24)]
         wanted = [
             SamplingParams(max_tokens=40, seed=7, temperature=1.0),
             SamplingParams(max_tokens=40, seed=7, temperature=0.8, top_k=20, choice=1),
@@ -171,16 +252,16 @@ class RunnerConformance:
         requests = [ask(i, prompt, sampling) for i, (prompt, sampling) in enumerate(zip(prompts, wanted, strict=True))]
         alone: list[list[int]] = []
         for request in requests:
-            with _loop(subject) as loop:
+            with looping(subject) as loop:
                 alone.append(serve(loop, [request])[0].tokens)
-        with _loop(subject) as loop:
+        with looping(subject) as loop:
             assert [outcome.tokens for outcome in serve(loop, requests)] == alone
             check_idle(loop.stats())
         if subject.capabilities.resume:
-            assert [outcome.tokens for outcome in _serve_scarcely(subject, prompts, wanted)] == alone
-        with _loop(subject) as loop:
-            [greedy] = serve(loop, [ask(0, prompts[0], _greedy(max_tokens=40))])
-        assert greedy.tokens != alone[0], "a temperature of 1 gave the greedy text"
+            assert [outcome.tokens for outcome in serve_scarcely(subject, prompts, wanted)] == alone
+        with looping(subject) as loop:
+            [likeliest] = serve(loop, [ask(0, prompts[0], greedy(max_tokens=40))])
+        assert likeliest.tokens != alone[0], "a temperature of 1 gave the greedy text"
 
     # -- memory and life cycle -------------------------------------------------------------------------------------
 
@@ -205,6 +286,45 @@ class RunnerConformance:
         promised = cache_bytes + plan.private_bytes + plan.workspace_bytes
         assert allocated - loaded <= promised + slack, "allocate took more than the plan"
 
+    def test_holds_the_arrays_it_promised(self, subject: Subject) -> None:
+        """Every array and tensor that can be reached from the runner, on any device. Twice the blocks are twice the
+        bytes that the plan names for a block."""
+        held: list[tuple[int, int]] = []
+        for num_blocks in (POOL, 2 * POOL):
+            runner = subject.make()
+            plan = runner.plan(LIMITS)
+            weights = subject.weights()
+            for _ in runner.load(weights):
+                pass
+            loaded = held_bytes(runner, weights)
+            runner.allocate([num_blocks] * len(plan.groups))
+            held.append((loaded, held_bytes(runner, weights)))
+            runner.close()
+            weights.close()
+        (loaded, allocated), (_, twice) = held
+        slack = 1 << 16
+        cache_bytes = sum(POOL * group.block_bytes for group in plan.groups)
+        assert loaded <= plan.private_bytes + slack, "load holds more than private_bytes"
+        promised = cache_bytes + plan.private_bytes + plan.workspace_bytes
+        assert allocated <= promised + slack, "allocate holds more than the plan"
+        grown = twice - allocated
+        assert grown <= cache_bytes * 1.01 + slack, f"{POOL} blocks hold {grown} bytes, the plan says {cache_bytes}"
+        assert not grown or grown >= cache_bytes / 2, f"{POOL} blocks hold {grown} bytes, the plan says {cache_bytes}"
+
+    def test_everything_it_declares_computes(self, subject: Subject) -> None:
+        """Each dtype, and each quantization, that the capabilities name, on the CPU."""
+        make, able = subject.make_with, subject.capabilities
+        if make is None or "cpu" not in able.devices:
+            pytest.skip("the subject cannot be made with other options")
+        wanted = [BackendOptions(dtype=dtype) for dtype in able.dtypes]
+        wanted += [BackendOptions(quantization=quantization) for quantization in able.quantizations]
+        for options in wanted:
+            with stepping(subject.made_by(partial(make, options))) as stepper:
+                seats = [stepper.sit(slot, prompt_of(subject, length)) for slot, length in enumerate((1, 17))]
+                stepper.finish(seats, 3)
+                ids = [token for seat in seats for token in seat.output]
+                assert all(0 <= token < subject.vocab_size for token in ids), f"{options} gives {ids}"
+
     def test_a_plan_is_the_same_when_asked_again(self, subject: Subject) -> None:
         runner = subject.make()
         assert runner.plan(LIMITS) == runner.plan(LIMITS)
@@ -215,83 +335,16 @@ class RunnerConformance:
         fresh = subject.make()
         fresh.close()
         fresh.close()
-        with _stepper(subject) as stepper:
-            stepper.finish([stepper.sit(0, _prompt(subject, 5))], 2)
+        with stepping(subject) as stepper:
+            stepper.finish([stepper.sit(0, prompt_of(subject, 5))], 2)
             stepper.runner.close()  # and once more when the stepper ends
 
 
-# -- parts of the tests ----------------------------------------------------------------------------------------------
+class _BanLast:
+    """Bans the id that came last."""
 
+    def __init__(self, arguments: Mapping[str, Any], context: LogitsContext) -> None:
+        pass
 
-def _prompt(subject: Subject, length: int) -> list[int]:
-    """Always the same ids for a length, and no two lengths alike."""
-    return np.random.default_rng(length).integers(2, subject.vocab_size, length).tolist()  # type: ignore[no-any-return]
-
-
-def _greedy(
-    *, max_tokens: int = NUM_OUTPUT, logprobs: int | None = None, prompt_logprobs: int | None = None
-) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=max_tokens, seed=0, temperature=0.0, logprobs=logprobs, prompt_logprobs=prompt_logprobs
-    )
-
-
-def _limits(*, max_batch_tokens: int = LIMITS.max_batch_tokens, block_tokens: int = BLOCK) -> Limits:
-    return replace(LIMITS, max_batch_tokens=max_batch_tokens, block_tokens=block_tokens)
-
-
-@contextmanager
-def _stepper(subject: Subject, order: Sequence[int] = tuple(range(POOL - 1, 0, -1))) -> Iterator[Stepper]:
-    runner, plan = subject.loaded(LIMITS)
-    runner.allocate([POOL] * len(plan.groups))
-    subject.poison(runner)
-    yield Stepper(runner, plan, LIMITS, [order] * len(plan.groups))
-    runner.close()
-
-
-@contextmanager
-def _loop(subject: Subject, limits: Limits = LIMITS, num_blocks: int = POOL) -> Iterator[EngineLoop]:
-    runner, _ = subject.loaded(limits)
-    loop, _, _ = paged_loop(runner, limits, subject.capabilities, num_blocks=num_blocks)
-    subject.poison(runner)
-    yield loop
-    loop.close()
-
-
-def _serve_scarcely(
-    subject: Subject, prompts: Sequence[Sequence[int]], wanted: Sequence[SamplingParams]
-) -> list[Outcome]:
-    """Serves with the largest pool that forces a preemption: how many blocks that is depends on the cache groups."""
-    limits = _limits(block_tokens=4, max_batch_tokens=12)
-    for num_blocks in range(40, 4, -3):
-        with _loop(subject, limits, num_blocks) as loop:
-            requests = [
-                ask(i, prompt, sampling) for i, (prompt, sampling) in enumerate(zip(prompts, wanted, strict=True))
-            ]
-            outcomes = serve(loop, requests)
-            check_idle(loop.stats())
-            if loop.stats().num_preemptions:
-                return outcomes
-    raise AssertionError("no pool was small enough to force a preemption")
-
-
-def _check(subject: Subject, seat: Seat) -> None:
-    subject.check_greedy(seat.tokens[: seat.num_prompt_tokens], seat.output)
-
-
-def _check_outcome(subject: Subject, prompt: Sequence[int], outcome: Outcome, num_tokens: int = NUM_OUTPUT) -> None:
-    assert outcome.error is None, f"the request failed: {outcome.error}"
-    assert len(outcome.tokens) == num_tokens
-    subject.check_greedy(prompt, outcome.tokens)
-
-
-def _check_scores(subject: Subject, prompt: Sequence[int], outcome: Outcome) -> None:
-    assert outcome.error is None, f"the request failed: {outcome.error}"
-    assert len(outcome.prompt_logprobs) == len(prompt) - 1
-    expected = subject.log_softmax(prompt)
-    for position, found in enumerate(outcome.prompt_logprobs):
-        line = expected[position]
-        assert found.ids[0] == prompt[position + 1]
-        above, below = line[found.ids[0]] + subject.near_tie, line[found.ids[0]] - subject.near_tie
-        assert 1 + int((line > above).sum()) <= found.rank <= 1 + int((line > below).sum())
-        np.testing.assert_allclose(found.values, line[list(found.ids)], atol=subject.tolerance, rtol=0)
+    def apply(self, tokens: Sequence[int], logits: Any) -> None:
+        logits[tokens[-1]] = -np.inf

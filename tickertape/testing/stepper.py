@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from tickertape.plugins import (
     Batch,
     Limits,
+    Masks,
     MemoryPlan,
     ModelRunner,
     Opened,
@@ -75,14 +77,14 @@ class Stepper:
             table[seat.slot] = 0
             self._num_blocks[group][seat.slot] = 0
 
-    def step(self, pieces: Sequence[tuple[Seat, int]]) -> StepOutput:
+    def step(self, pieces: Sequence[tuple[Seat, int]], masks: Masks | None = None) -> StepOutput:
         """Computes the next `count` tokens of each seat, at most those known, and takes in what was sampled."""
         rows, opened = [], []
         for seat, count in pieces:
             known = seat.tokens[seat.num_computed : seat.num_computed + count]
             end = seat.num_computed + len(known)
             self._page(seat, end)
-            rows.append(Row(seat.slot, tuple(known), seat.num_computed, int(end == len(seat.tokens))))
+            rows.append(Row(seat.slot, known, seat.num_computed, int(end == len(seat.tokens))))
             if not seat.opened:
                 seat.opened = True
                 history = pack_tokens(seat.tokens)
@@ -90,9 +92,10 @@ class Stepper:
         self._step += 1
         batch = Batch(self._step, tuple(rows), tuple(opened), tuple(self._closed), self._tables)
         self._closed = []
-        before = [table.copy() for table in self._tables]
+        before, asked = [table.copy() for table in self._tables], deepcopy((batch.rows, batch.opened, batch.closed))
         self.runner.forward(batch)
-        output = self.runner.sample(None)
+        output = self.runner.sample(masks)
+        assert (batch.rows, batch.opened, batch.closed) == asked, "the runner changed the batch"
         for table, copy in zip(self._tables, before, strict=True):
             np.testing.assert_array_equal(table, copy, "the runner wrote to a block table")
         self._take(pieces, rows, output)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,7 +38,8 @@ class Subject:
     `make` gives a fresh runner, nothing called on it yet; `plain` maps token ids [T] to the plain model's logits
     [T, V]. `near_tie` is how far below the plain model's best logit a greedy token's may lie: 0 in float64, 1e-3 in
     float32. `tolerance` is what log probabilities may differ by. `poison`, where the author gives it, fills all KV
-    memory of an allocated runner with NaN, so that a read of memory that was never written shows.
+    memory of an allocated runner with NaN, so that a read of memory that was never written shows. `make_with` makes
+    one with other options, for what the capabilities say of dtypes and quantizations; None: that is not tested.
     """
 
     make: Callable[[], ModelRunner]
@@ -47,6 +49,7 @@ class Subject:
     capabilities: Capabilities = field(default_factory=Capabilities)
     near_tie: float = 0.0
     tolerance: float = 1e-4
+    make_with: Callable[[BackendOptions], ModelRunner] | None = None
     poison: Callable[[ModelRunner], None] = _leave
 
     @classmethod
@@ -63,8 +66,12 @@ class Subject:
         reason = backend.supports(spec)
         assert reason is None, f"{backend.name} does not support {spec.name}: {reason}"
         factory = load_factory(backend)
+        given = options or BackendOptions()
         return cls(
-            make=lambda: factory(spec, options or BackendOptions()),
+            make=lambda: factory(spec, given),
+            make_with=lambda chosen: factory(
+                spec, msgspec.structs.replace(given, dtype=chosen.dtype, quantization=chosen.quantization)
+            ),
             weights=lambda: MappedWeights(Path(spec.path)),
             plain=plain_model(spec),
             vocab_size=spec.vocab_size,
@@ -72,6 +79,10 @@ class Subject:
             near_tie=near_tie,
             poison=poison,
         )
+
+    def made_by(self, make: Callable[[], ModelRunner]) -> Subject:
+        """The same subject with other runners."""
+        return replace(self, make=make)
 
     def loaded(self, limits: Limits) -> tuple[ModelRunner, MemoryPlan]:
         """A runner that has promised and loaded, but not allocated."""
