@@ -15,7 +15,10 @@ from tickertape.core.request import Grammar
 
 __all__ = ["Choices", "ResponseFormat", "StructureFields", "StructuredOutputs", "structure_of"]
 
-_TAG_KEYS: Final = ("triggers", "structures")
+_ONLY_IN: Final = {"json_schema": "json_schema", "triggers": "structural_tag", "structures": "structural_tag"}
+"""Keys of a response_format that belong to one type of it."""
+
+Choices = Annotated[list[str], Field(max_length=MAX_ENTRIES)]
 
 
 class JsonSchemaFormat(Closed):
@@ -27,28 +30,11 @@ class JsonSchemaFormat(Closed):
     strict: bool | None = None
 
 
-class TextFormat(Closed):
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Closed):
-    type: Literal["json_object"]
-
-
-class SchemaFormat(Closed):
-    type: Literal["json_schema"]
-    json_schema: JsonSchemaFormat
-
-
-class TagFormat(Closed):
-    type: Literal["structural_tag"]
-    triggers: list[str]
-    structures: Annotated[list[dict[str, Any]], Field(max_length=MAX_ENTRIES)]
-
-
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | SchemaFormat | TagFormat, Field(discriminator="type")]
-
-Choices = Annotated[list[str], Field(max_length=MAX_ENTRIES)]
+class ResponseFormat(Closed):
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    triggers: Annotated[list[str], Field(max_length=MAX_ENTRIES)] | None = None
+    structures: Annotated[list[dict[str, Any]], Field(max_length=MAX_ENTRIES)] | None = None
 
 
 class StructuredOutputs(Closed):
@@ -104,20 +90,33 @@ def _asked(request: StructureFields) -> Iterator[Structure]:
 
 
 def _response_format(given: ResponseFormat | None) -> Structure | None:
-    if given is None or isinstance(given, TextFormat):
+    if given is None:
         return None
-    if isinstance(given, JsonObjectFormat):
-        return Structure(ANY_OBJECT, "response_format")
-    if isinstance(given, TagFormat):
-        tag = {key: getattr(given, key) for key in _TAG_KEYS}
-        return structural_tag(tag, "response_format")
-    param = "response_format.json_schema.schema"
-    if given.json_schema.schema_ is None:
-        raise InvalidRequest(f"Missing required parameter: {param!r}", code="missing_required_parameter", param=param)
-    if isinstance(given.json_schema.schema_, str):
+    for key, kind in _ONLY_IN.items():
+        if (getattr(given, key) is None) == (kind == given.type):
+            param = f"response_format.{key}"
+            if kind == given.type:
+                raise _missing(param)
+            raise InvalidRequest(f"Unknown parameter: {param!r} of type {given.type}", code="unknown_parameter",
+                                 param=param)  # fmt: skip
+    if given.json_schema is not None:
+        return _named_schema(given.json_schema, "response_format.json_schema.schema")
+    if given.type == "structural_tag":
+        return structural_tag({"triggers": given.triggers, "structures": given.structures}, "response_format")
+    return Structure(ANY_OBJECT, "response_format") if given.type == "json_object" else None
+
+
+def _named_schema(given: JsonSchemaFormat, param: str) -> Structure:
+    if given.schema_ is None:
+        raise _missing(param)
+    if isinstance(given.schema_, str):
         raise InvalidRequest(f"Invalid type for {param!r}: an object is wanted, a string was given",
                              code="invalid_type", param=param)  # fmt: skip
-    return json_schema(given.json_schema.schema_, param)
+    return json_schema(given.schema_, param)
+
+
+def _missing(param: str) -> InvalidRequest:
+    return InvalidRequest(f"Missing required parameter: {param!r}", code="missing_required_parameter", param=param)
 
 
 def _vllm(

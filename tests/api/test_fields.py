@@ -30,6 +30,7 @@ REQUIRED = {"model", "messages", "prompt"}
 
 # Field, its value, other fields needed, and what it changes in the answer to "go", which is "abcabcabc..." for ever.
 LONG = {"max_tokens": 6}
+TAG = {"triggers": ["a"], "structures": [{"begin": "ab", "schema": {"const": 1}, "end": "x"}]}
 CHANGES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("max_tokens", 4, {}, "abca"),
     ("stop", "ca", LONG, "ab"),
@@ -41,6 +42,18 @@ CHANGES: list[tuple[str, Any, dict[str, Any], str]] = [
     ("logit_bias", {"122": 100}, LONG, "zzzzzz"),
     ("allowed_token_ids", [120], LONG, "xxxxxx"),
     ("bad_words", ["c"], LONG, "ab?"),
+    ("guided_regex", "ab|x", LONG, "ab"),
+    ("guided_choice", ["abca", "x"], LONG, "abca"),
+    ("guided_grammar", 'start: "abc"', LONG, "abc"),
+    ("guided_json", {"const": "ab"}, LONG, '"ab"'),
+    ("structured_outputs", {"regex": "abc"}, LONG, "abc"),
+    ("structured_outputs", {"json": '{"const": 12.5}'}, {"max_tokens": 4}, "12.5"),
+    ("structured_outputs", {"choice": ["abcab"]}, LONG, "abcab"),
+    ("structured_outputs", {"grammar": 'root ::= "abc" "a"?'}, LONG, "abca"),
+    ("structured_outputs", {"structural_tag": TAG}, LONG, "ab1xbc"),
+    ("structural_tag", TAG, LONG, "ab1xbc"),
+    ("response_format", {"type": "structural_tag", **TAG}, LONG, "ab1xbc"),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": 1}}}, LONG, "1"),
 ]
 
 # Fields that reach the sampler as they are; that it honours them is the sampler's own tests' to show.
@@ -123,7 +136,6 @@ UNHONOURED: dict[str, list[Any]] = {
     "service_tier": ["flex", "priority"],
     "store": [True],
     "reasoning_effort": ["high"],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}],
     "tool_choice": ["auto", "required", {"type": "function", "function": {"name": "f"}}],
     "tools": [[{"type": "function", "function": {"name": "f", "parameters": {}}}]],
     "functions": [[{"name": "f"}]],
