@@ -29,10 +29,13 @@ class Watchdog:
         now = self._clock()
         found = None
         for model in self._models.list():
+            if self._admission.in_flight(model.name) == 0:
+                self._seen.pop(model.name, None)
+                continue
             steps = model.engine.stats().num_steps
-            before = self._seen.get(model.name)
-            if self._admission.in_flight(model.name) == 0 or before is None or before[0] != steps:
+            before, since = self._seen.setdefault(model.name, (steps, now))
+            if before != steps:
                 self._seen[model.name] = (steps, now)
-            elif now - before[1] >= self._stall_s:
+            elif now - since >= self._stall_s:
                 found = model.name
         return found

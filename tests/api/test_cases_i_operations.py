@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 from prometheus_client import Counter, Histogram
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.routing import Router
 
 from tickertape.api.admission import Admission, AdmissionLimits
 from tickertape.api.error_table import OUTCOMES
+from tickertape.api.health import Readiness
 from tickertape.api.logs import JsonFormatter
 from tickertape.api.metrics import NAMES
 from tickertape.api.options import WireOptions
+from tickertape.api.probes import probe_routes
 from tickertape.api.watchdog import Watchdog
+from tickertape.testing.asgi import AsgiClient
 from tickertape.testing.front import Front, spoken, until
 from tickertape.testing.openai_stream import told
 
@@ -191,7 +195,7 @@ async def test_case_144_while_loading_requests_are_refused_at_once(make_front: M
 
 
 async def test_case_145_a_stalled_engine_is_not_alive(make_front: Make, fake_clock: Any) -> None:
-    front = await make_front({"when": spoken("stuck"), "tokens": spoken("ab")}, token_s=0.4)
+    front = await make_front({"when": spoken("stuck"), "tokens": spoken("ab")}, chunk_s=0.5)
     watchdog = Watchdog(front.models, front.service.admission, fake_clock, stall_s=60)
     assert watchdog.stalled() is None
     fake_clock.advance(1000)
@@ -221,8 +225,6 @@ async def test_case_145_an_engine_that_steps_is_alive(make_front: Make, fake_clo
 
 
 def test_case_145_a_load_that_stands_still_is_not_alive(fake_clock: Any) -> None:
-    from tickertape.api.health import Readiness
-
     readiness = Readiness(fake_clock, patience_s=60)
     for _ in range(10):
         fake_clock.advance(50)
@@ -233,6 +235,26 @@ def test_case_145_a_load_that_stands_still_is_not_alive(fake_clock: Any) -> None
     readiness.set_state("ready")
     fake_clock.advance(1000)
     assert readiness.alive
+
+
+async def test_case_145_the_liveness_probe_says_what_stands_still(make_front: Make, fake_clock: Any) -> None:
+    front = await make_front(FOREVER, chunk_s=0.5)
+    readiness = Readiness(fake_clock, patience_s=60)
+    watchdog = Watchdog(front.models, front.service.admission, fake_clock, stall_s=60)
+    client = AsgiClient(Router(probe_routes(readiness, watchdog)))
+    assert (await client.get("/livez")).status == 200
+    fake_clock.advance(61)
+    load = await client.get("/livez")
+    assert (load.status, load.json()) == (503, {"status": "stalled", "reason": "Loading"})
+    readiness.set_state("ready")
+    async with front.streaming("long", max_tokens=2) as connection:
+        await until(lambda: front.service.admission.in_flight("scripted") == 1)
+        assert (await client.get("/livez")).status == 200
+        fake_clock.advance(61)
+        engine = await client.get("/livez")
+        assert (engine.status, engine.json()["reason"], engine.json()["model"]) == (503, "EngineStalled", "scripted")
+        await connection.disconnect()
+    assert (await client.get("/livez")).status == 200
 
 
 async def test_case_148_gauges_are_there_from_the_first_scrape(make_front: Make) -> None:
