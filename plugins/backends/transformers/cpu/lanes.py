@@ -351,7 +351,7 @@ def transpose(context, source, offsets, target, stride):  # type: ignore[no-unty
         ]
         for _ in range(int(math.log2(width))):
             pairs = zip(rows[: width // 2], rows[width // 2 :], strict=True)
-            rows = [builder.shufflevector_of(a, b, mask) for a, b in pairs for mask in masks]
+            rows = [builder.shuffle_vector(a, b, mask) for a, b in pairs for mask in masks]
         for i, row in enumerate(rows):
             offset = builder.mul(apart, ir.Constant(ir.IntType(64), i))
             place = builder.gep(into, [offset], source_etype=_STORED[lanes.element])
@@ -374,7 +374,7 @@ def _as_lanes(builder: ir.IRBuilder, lanes: Lanes, kind: types.Type, value: ir.V
         value = builder.fpext(value, _STORED[lanes.element])
     single = builder.insert_element(ir.Constant(vector_of(lanes), ir.Undefined), value, ir.Constant(_I32, 0))
     mask = ir.Constant(ir.VectorType(_I32, lanes.width), [0] * lanes.width)
-    return builder.shufflevector_of(single, single, mask)
+    return builder.shuffle_vector(single, single, mask)
 
 
 def _elementwise(build: Callable[..., ir.Value], num_operands: int) -> Any:
@@ -480,9 +480,7 @@ def _fold(combine: Callable[..., ir.Value]) -> Any:
             while width > 1:
                 width //= 2
                 halves = [
-                    builder.shufflevector_of(
-                        left, left, ir.Constant(ir.VectorType(_I32, width), [*range(b, b + width)])
-                    )
+                    builder.shuffle_vector(left, left, ir.Constant(ir.VectorType(_I32, width), [*range(b, b + width)]))
                     for b in (0, width)
                 ]
                 left = combine(builder, *halves)
