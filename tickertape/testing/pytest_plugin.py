@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite(
     "tickertape.testing.checks",
     "tickertape.testing.engine",
+    "tickertape.testing.logits_processor",
     "tickertape.testing.rig",
     "tickertape.testing.runner",
     "tickertape.testing.serving",
     "tickertape.testing.stepper",
     "tickertape.testing.subject",
+    "tickertape.testing.tokenizer",
     "tickertape.testing.trials",
+    "tickertape.testing.weight_source",
 )
 
 
