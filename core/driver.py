@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from threading import Condition
@@ -15,6 +16,7 @@ from tickertape.core.step import StepEvents
 __all__ = ["Driver", "Sink"]
 
 _OVERDUE_S: Final = 1.0
+_SILENCE_S: Final = 1.0
 
 Sink = Callable[[StepEvents, EngineStats], None]
 
@@ -22,13 +24,16 @@ Sink = Callable[[StepEvents, EngineStats], None]
 class Driver:
     """Owns the loop's thread. `submit`, `abort` and `stop` may be called from any thread.
 
-    `sink` is called on the driver's thread once per step that has something to tell, and once when the engine falls
-    idle, so that the last statistics say so.
+    `sink` is called on the driver's thread once per step that has something to tell, once when the engine falls idle,
+    so that the last statistics say so, and in between at least every second that brings a step: a long prefill has
+    nothing to tell, but whoever watches must see that it moves.
     """
 
-    def __init__(self, loop: EngineLoop, sink: Sink) -> None:
+    def __init__(self, loop: EngineLoop, sink: Sink, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._loop = loop
         self._sink = sink
+        self._clock = clock
+        self._told_at = clock()
         self._inbox: deque[Request | int] = deque()
         self._changed = Condition()
         self._stopping = False
@@ -61,16 +66,20 @@ class Driver:
             if loop.has_work():
                 idle = False
                 events = loop.step()
-                if events:
-                    self._sink(events, loop.stats())
+                if events or self._clock() - self._told_at >= _SILENCE_S:
+                    self._tell(events)
                 continue
             if not idle:
                 idle = True
-                self._sink(StepEvents(), loop.stats())
+                self._tell(StepEvents())
             with self._changed:
                 # Nothing tells of a compilation that takes too long; its time is looked at.
                 timeout_s = _OVERDUE_S if loop.num_compiling else None
                 self._changed.wait_for(lambda: bool(inbox) or self._stopping or loop.has_work(), timeout_s)
+
+    def _tell(self, events: StepEvents) -> None:
+        self._told_at = self._clock()
+        self._sink(events, self._loop.stats())
 
     def _put(self, item: Request | int) -> None:
         self._inbox.append(item)
