@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import CallableProxyType, ProxyType
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from tickertape.plugins import WeightSet
 
 __all__ = ["held_bytes"]
 
-_OPAQUE = (ModuleType, type, CodeType, FrameType, BuiltinFunctionType, str, bytes, int, float)
+_OPAQUE = (
+    ModuleType, type, CodeType, FrameType, BuiltinFunctionType, ProxyType, CallableProxyType, str, bytes, int, float,
+)  # fmt: skip
 
 
 def held_bytes(holder: object, weights: WeightSet | None = None) -> int:
@@ -45,7 +48,8 @@ def _reached(holder: object) -> Iterable[object]:
         if isinstance(thing, np.ndarray) or _storage(thing) is not None:
             continue
         for part in _parts(thing):
-            if id(part) not in seen and not isinstance(part, _OPAQUE):
+            # By type: isinstance would ask a proxy what it stands for, which may be gone.
+            if id(part) not in seen and not issubclass(type(part), _OPAQUE):
                 seen.add(id(part))
                 ahead.append(part)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from tickertape.plugins import Array, BackendOptions, ModelSpec, StartupError
+from tickertape.plugins.backends.transformers.cpu.threads import available_cores
 
 __all__ = ["Placement", "placement"]
 
@@ -19,8 +20,12 @@ _TYPES = {
 
 
 class Placement(NamedTuple):
+    """`kernels`: whether the CPU's compiled kernels are used, rather than torch alone."""
+
     dtype: torch.dtype
     device: torch.device
+    num_threads: int
+    kernels: bool
 
     def for_sampling(self, logits: torch.Tensor) -> Array:
         """The logits as the sampler's namespace has them: numpy on the CPU, which knows no bfloat16."""
@@ -37,14 +42,11 @@ def placement(spec: ModelSpec, options: BackendOptions) -> Placement:
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise StartupError(f"device {options.device}: this machine or this torch has no CUDA", code="BadOption")
-    if options.num_threads:
-        torch.set_num_threads(options.num_threads)
-    if options.dtype != "auto":
-        return Placement(_TYPES[options.dtype], device)
-    dtype = _TYPES[spec.dtype]
-    if device.type == "cpu" and not _computed_by_cpu(dtype):
+    dtype = _TYPES[spec.dtype if options.dtype == "auto" else options.dtype]
+    if options.dtype == "auto" and device.type == "cpu" and not _computed_by_cpu(dtype):
         dtype = torch.float32
-    return Placement(dtype, device)
+    kernels = device.type == "cpu" and bool(options.extra.get("kernels", True))
+    return Placement(dtype, device, options.num_threads or available_cores(), kernels)
 
 
 def _computed_by_cpu(dtype: torch.dtype) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import array_api_compat.torch
@@ -25,7 +26,10 @@ from tickertape.plugins import (
     WeightSet,
 )
 from tickertape.plugins.backends.transformers.checkpoint import Footprint, footprint, load_model, read_headers
-from tickertape.plugins.backends.transformers.gather import gather_attention
+from tickertape.plugins.backends.transformers.cpu.attention import make_attention
+from tickertape.plugins.backends.transformers.cpu.linears import replace_linears
+from tickertape.plugins.backends.transformers.cpu.threads import use_threads
+from tickertape.plugins.backends.transformers.gather import PagedAttention, gather_attention
 from tickertape.plugins.backends.transformers.interface import unsupported
 from tickertape.plugins.backends.transformers.layout import Layout
 from tickertape.plugins.backends.transformers.library import build, read_config
@@ -42,7 +46,8 @@ def make(spec: ModelSpec, options: BackendOptions) -> TransformersRunner:
     """Finds out whether the model can be paged, without its weights: see `probe` and `check_twin`.
 
     `options.extra`: trust_remote_code (false) runs code that comes with the model; self_check (true) computes with a
-    small twin of the model first. Raises StartupError: UnsupportedArchitecture, BadOption.
+    small twin of the model first; kernels (true) uses the CPU's compiled ones, without which torch does it all. Raises
+    StartupError: UnsupportedArchitecture, BadOption.
     """
     place = placement(spec, options)
     trust = options.extra.get("trust_remote_code", False) is True
@@ -68,6 +73,7 @@ class TransformersRunner:
         self._layout, self._taken, self._place = layout, taken, place
         self._paged: PagedModel | None = None
         self._rows: tuple[Row, ...] = ()
+        self._thread: int | None = None
 
     def plan(self, limits: Limits) -> MemoryPlan:
         self._limits = limits
@@ -80,11 +86,15 @@ class TransformersRunner:
         )
 
     def load(self, weights: WeightSet) -> Iterator[Progress]:
-        self._paged = PagedModel(self._layout, self._paging, gather_attention, self._place.device)
+        yield Progress("compile", 0, 1, "kernels")
+        self._paged = PagedModel(self._layout, self._paging, self._make_attention(), self._place.device)
+        yield Progress("compile", 1, 1, "kernels")
         model = yield from load_model(
             self._model_class, self._config, weights, self._place.dtype, self._paged.attention_name
         )
         pin_frequencies(model, self._limits.max_model_len)
+        if self._place.kernels:
+            replace_linears(model, dtype=self._place.dtype, fuse=True, num_threads=self._place.num_threads)
         self._paged.adopt(model.to(self._place.device))
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
@@ -102,6 +112,9 @@ class TransformersRunner:
             self._sampler.close(slot)
         for opened in batch.opened:
             self._sampler.open(opened)
+        if self._thread != (thread := get_ident()):
+            self._thread = thread
+            use_threads(self._place.num_threads)  # counts for the thread it is called on
         self._rows = batch.rows
         logits = self._paged.logits(batch.rows, batch.tables, self._sampler.last)
         self._logits: Array = self._place.for_sampling(logits)
@@ -113,6 +126,11 @@ class TransformersRunner:
     def close(self) -> None:
         if self._paged is not None:
             self._paged.close()
+
+    def _make_attention(self) -> PagedAttention:
+        if self._place.kernels:
+            return make_attention(self._place.dtype, num_threads=self._place.num_threads)
+        return gather_attention
 
     def _workspace_bytes(self, limits: Limits) -> int:
         """What one full step holds at once: its states, and all logits when prompts are scored."""
