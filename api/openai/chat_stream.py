@@ -11,7 +11,7 @@ from tickertape.api.events import Echo, Event, Piece, PromptScored, Usage
 from tickertape.api.generation import Generation
 from tickertape.api.openai.heads import Head, usage_body
 from tickertape.api.openai.json_text import encode_text
-from tickertape.api.openai.logprobs import chat_logprobs, prompt_entries
+from tickertape.api.openai.logprobs import TokenNames, chat_logprobs, prompt_entries
 from tickertape.api.openai.stream_tail import StreamTail
 
 __all__ = ["ChatStream"]
@@ -24,9 +24,12 @@ class ChatStream:
     """Bytes of events, ready to send. The shape of a chunk is `wire.md`'s, key by key; the parts that do not change
     during a stream are encoded once."""
 
-    def __init__(self, generation: Generation, head: Head, tail: StreamTail, *, return_token_ids: bool) -> None:
+    def __init__(
+        self, generation: Generation, head: Head, tail: StreamTail, names: TokenNames, *, return_token_ids: bool
+    ) -> None:
         self._generation = generation
         self._tokenizer = generation.model.tokenizer
+        self._names = names
         self._open = b"data: " + head.json_open()
         self._choice = self._open + b',"choices":[{"index":'
         self._tail = tail
@@ -73,7 +76,7 @@ class ChatStream:
     def _text(self, piece: Piece) -> bytes:
         logprobs = b"null"
         if piece.logprobs is not None:
-            logprobs = _encode(chat_logprobs(piece.logprobs, self._tokenizer))
+            logprobs = _encode(chat_logprobs(piece.logprobs, self._names))
         content = encode_text(piece.text)
         return self._chunk(
             piece.choice,
@@ -86,14 +89,14 @@ class ChatStream:
     def _finish(self, piece: Piece, *, with_entries: bool) -> bytes:
         logprobs = b"null"
         if with_entries and piece.logprobs:
-            logprobs = _encode(chat_logprobs(piece.logprobs, self._tokenizer))
+            logprobs = _encode(chat_logprobs(piece.logprobs, self._names))
         reason = b'"%b","stop_reason":%b' % ((piece.finish or "stop").encode(), _encode(piece.stop_reason))
         return self._chunk(
             piece.choice, b"{}", logprobs=logprobs, finish=reason, tokens=piece.tokens if with_entries else ()
         )
 
     def _echo(self, echo: Echo) -> bytes:
-        logprobs = b"null" if echo.logprobs is None else _encode(chat_logprobs(echo.logprobs, self._tokenizer))
+        logprobs = b"null" if echo.logprobs is None else _encode(chat_logprobs(echo.logprobs, self._names))
         content = encode_text(echo.text)
         delta = b'{"content":' + content + b"}"
         return self._chunk(echo.choice, delta, logprobs=logprobs, content_bytes=len(content))

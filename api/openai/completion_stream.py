@@ -10,7 +10,7 @@ from tickertape.api.events import Echo, Event, Piece, PromptScored, Usage
 from tickertape.api.generation import Generation
 from tickertape.api.openai.heads import Head, usage_body
 from tickertape.api.openai.json_text import encode_text
-from tickertape.api.openai.logprobs import legacy_logprobs, prompt_entries
+from tickertape.api.openai.logprobs import TokenNames, legacy_logprobs, prompt_entries
 from tickertape.api.openai.stream_tail import StreamTail
 
 __all__ = ["CompletionStream"]
@@ -22,9 +22,12 @@ class CompletionStream:
     """As `ChatStream`; there are no role chunks, and logprobs are the legacy ones, with offsets into the whole text of
     the choice, its echoed prompt included."""
 
-    def __init__(self, generation: Generation, head: Head, tail: StreamTail, *, return_token_ids: bool) -> None:
+    def __init__(
+        self, generation: Generation, head: Head, tail: StreamTail, names: TokenNames, *, return_token_ids: bool
+    ) -> None:
         self._generation = generation
         self._tokenizer = generation.model.tokenizer
+        self._names = names
         self._open = b"data: " + head.json_open()
         self._choice = self._open + b',"choices":[{"text":'
         self._tail = tail
@@ -84,7 +87,7 @@ class CompletionStream:
         finish: bytes = b"null",
     ) -> bytes:
         content = encode_text(text)
-        logprobs = b"null" if entries is None else _encode(legacy_logprobs(entries, self._tokenizer, offset))
+        logprobs = b"null" if entries is None else _encode(legacy_logprobs(entries, self._names, offset))
         return b'%b%b,"index":%d,"logprobs":%b,"finish_reason":%b%b}]%b' % (
             self._choice, content, index, logprobs, finish, self._extra(index, tokens),
             self._tail.close(self._generation.usage, len(content)),

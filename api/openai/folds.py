@@ -10,12 +10,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from tickertape.api.events import Echo, Event, Piece, PromptScored, StopReason
 from tickertape.api.generation import Generation
-from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.openai.heads import Head, UsageBody, usage_body
 from tickertape.api.openai.logprobs import (
     ChatLogprobs,
     LegacyLogprobs,
     PromptEntry,
+    TokenNames,
     chat_logprobs,
     legacy_logprobs,
     prompt_entries,
@@ -102,17 +102,17 @@ class _Whole:
             raise EngineFault("A choice ended without a reason")
         return self.last.finish, self.last.stop_reason
 
-    def chat_logprobs(self, tokenizer: ModelTokenizer) -> ChatLogprobs | None:
+    def chat_logprobs(self, names: TokenNames) -> ChatLogprobs | None:
         if not self.parts:
             return None
-        return chat_logprobs([entry for _, part in self.parts for entry in part.logprobs or ()], tokenizer)
+        return chat_logprobs([entry for _, part in self.parts for entry in part.logprobs or ()], names)
 
-    def legacy_logprobs(self, tokenizer: ModelTokenizer) -> LegacyLogprobs | None:
+    def legacy_logprobs(self, names: TokenNames) -> LegacyLogprobs | None:
         if not self.parts:
             return None
         whole = LegacyLogprobs([], [], [], [])
         for offset, part in self.parts:
-            whole.extend(legacy_logprobs(part, tokenizer, offset))
+            whole.extend(legacy_logprobs(part, names, offset))
         return whole
 
 
@@ -136,7 +136,7 @@ async def _gather(generation: Generation) -> _Gathered:
     return gathered
 
 
-async def fold_chat(generation: Generation, head: Head, *, return_token_ids: bool) -> bytes:
+async def fold_chat(generation: Generation, head: Head, names: TokenNames, *, return_token_ids: bool) -> bytes:
     """Runs the generation to its end; the body of the answer. Raises what the generation raises."""
     gathered = await _gather(generation)
     tokenizer = generation.model.tokenizer
@@ -146,7 +146,7 @@ async def fold_chat(generation: Generation, head: Head, *, return_token_ids: boo
         choice = _ChatChoice(
             index,
             _ChatMessage("assistant", "".join(whole.texts)),
-            whole.chat_logprobs(tokenizer),
+            whole.chat_logprobs(names),
             reason,
             stop_reason,
         )
@@ -163,7 +163,7 @@ async def fold_chat(generation: Generation, head: Head, *, return_token_ids: boo
     return _encoded(answer)
 
 
-async def fold_completion(generation: Generation, head: Head, *, return_token_ids: bool) -> bytes:
+async def fold_completion(generation: Generation, head: Head, names: TokenNames, *, return_token_ids: bool) -> bytes:
     """As `fold_chat`."""
     gathered = await _gather(generation)
     tokenizer = generation.model.tokenizer
@@ -171,7 +171,7 @@ async def fold_completion(generation: Generation, head: Head, *, return_token_id
     choices = []
     for index, whole in enumerate(gathered.choices):
         reason, stop_reason = whole.finish
-        choice = _CompletionChoice("".join(whole.texts), index, whole.legacy_logprobs(tokenizer), reason, stop_reason)
+        choice = _CompletionChoice("".join(whole.texts), index, whole.legacy_logprobs(names), reason, stop_reason)
         prompt, again = divmod(index, each)
         if again == 0 and (scored := gathered.scores.get(prompt)) is not None:
             choice.prompt_logprobs = prompt_entries(scored.logprobs, tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -11,10 +11,41 @@ from tickertape.api.events import Echo, Piece
 from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.core.request import TokenLogprobs
 
-__all__ = ["ChatLogprobs", "LegacyLogprobs", "PromptEntry", "chat_logprobs", "legacy_logprobs", "prompt_entries"]
+__all__ = [
+    "ChatLogprobs",
+    "LegacyLogprobs",
+    "PromptEntry",
+    "TokenNames",
+    "chat_logprobs",
+    "legacy_logprobs",
+    "prompt_entries",
+    "token_names",
+]
 
 _LEAST: Final = -9999.0
 """Stands for minus infinity, which JSON does not have; OpenAI's own value."""
+
+
+class TokenNames(Protocol):
+    """What tokens are called in log probabilities. A tokenizer is one: it calls them by their texts."""
+
+    def token_text(self, id: int) -> str: ...
+    def token_bytes(self, id: int) -> bytes: ...
+
+
+class _ByIds:
+    """`token_id:17`, as vLLM spells it: unlike texts, no two tokens share a name."""
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        self.token_bytes = tokenizer.token_bytes
+
+    def token_text(self, id: int) -> str:
+        return f"token_id:{id}"
+
+
+def token_names(tokenizer: ModelTokenizer, *, as_ids: bool) -> TokenNames:
+    """`as_ids`: the field `return_tokens_as_token_ids`."""
+    return _ByIds(tokenizer) if as_ids else tokenizer
 
 
 class TopLogprob(Struct):
@@ -56,40 +87,40 @@ class PromptEntry(Struct):
     decoded_token: str
 
 
-def chat_logprobs(entries: Sequence[TokenLogprobs | None], tokenizer: ModelTokenizer) -> ChatLogprobs:
+def chat_logprobs(entries: Sequence[TokenLogprobs | None], names: TokenNames) -> ChatLogprobs:
     """The tokens of a message's text. Entries without a value (the first of an echoed prompt) are left out."""
     content = []
     for entry in entries:
         if entry is None:
             continue
         first, *top = [
-            TopLogprob(tokenizer.token_text(token), max(value, _LEAST), list(tokenizer.token_bytes(token)))
+            TopLogprob(names.token_text(token), max(value, _LEAST), list(names.token_bytes(token)))
             for token, value in zip(entry.ids, entry.values, strict=True)
         ]
         content.append(ChatLogprob(first.token, first.logprob, first.bytes, top))
     return ChatLogprobs(content)
 
 
-def legacy_logprobs(event: Piece | Echo, tokenizer: ModelTokenizer, offset: int) -> LegacyLogprobs:
+def legacy_logprobs(event: Piece | Echo, names: TokenNames, offset: int) -> LegacyLogprobs:
     """`offset`: how many characters the choice's text has before the text that the event's offsets count from. The top
     candidates hold the chosen token too, unless none were asked for. Texts that occur twice keep the likelier value."""
     found = LegacyLogprobs([], [], [], [])
     tokens = event.tokens if isinstance(event, Echo) else ()
     for n, entry in enumerate(event.logprobs or ()):
         token = entry.ids[0] if entry is not None else tokens[n]
-        found.tokens.append(tokenizer.token_text(token))
+        found.tokens.append(names.token_text(token))
         found.token_logprobs.append(None if entry is None else max(entry.values[0], _LEAST))
-        found.top_logprobs.append(None if entry is None else _top(entry, tokenizer))
+        found.top_logprobs.append(None if entry is None else _top(entry, names))
         found.text_offset.append(offset + event.offsets[n])
     return found
 
 
-def _top(entry: TokenLogprobs, tokenizer: ModelTokenizer) -> dict[str, float]:
+def _top(entry: TokenLogprobs, names: TokenNames) -> dict[str, float]:
     if len(entry.ids) == 1:
         return {}
     top: dict[str, float] = {}
     for token, value in (*zip(entry.ids[1:], entry.values[1:], strict=True), (entry.ids[0], entry.values[0])):
-        top.setdefault(tokenizer.token_text(token), max(value, _LEAST))
+        top.setdefault(names.token_text(token), max(value, _LEAST))
     return top
 
 

@@ -68,6 +68,7 @@ class SharedRequest(Closed):
     prompt_logprobs: int | None = None
     repetition_penalty: float | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     stop_token_ids: list[int] | None = None
     top_k: int | None = None

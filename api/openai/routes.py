@@ -19,6 +19,7 @@ from tickertape.api.openai.endpoint import Endpoint, Parsed
 from tickertape.api.openai.fields import checked
 from tickertape.api.openai.folds import fold_chat, fold_completion
 from tickertape.api.openai.heads import Head
+from tickertape.api.openai.logprobs import TokenNames, token_names
 from tickertape.api.openai.refusals import CHAT_FIXED, COMPLETION_FIXED, refuse_unhonoured, without_unhonoured
 from tickertape.api.openai.requests import (
     ChatRequest,
@@ -76,10 +77,13 @@ class Chat:
 
     def chunks(self, generation: Generation, head: Head, request: ChatRequest) -> ChatStream:
         tail = StreamTail(request.stream_options)
-        return ChatStream(generation, head, tail, return_token_ids=bool(request.return_token_ids))
+        return ChatStream(
+            generation, head, tail, _names(generation, request), return_token_ids=bool(request.return_token_ids)
+        )
 
     async def fold(self, generation: Generation, head: Head, request: ChatRequest) -> bytes:
-        return await fold_chat(generation, head, return_token_ids=bool(request.return_token_ids))
+        names = _names(generation, request)
+        return await fold_chat(generation, head, names, return_token_ids=bool(request.return_token_ids))
 
 
 class Completion:
@@ -100,10 +104,13 @@ class Completion:
 
     def chunks(self, generation: Generation, head: Head, request: CompletionRequest) -> CompletionStream:
         tail = StreamTail(request.stream_options)
-        return CompletionStream(generation, head, tail, return_token_ids=bool(request.return_token_ids))
+        return CompletionStream(
+            generation, head, tail, _names(generation, request), return_token_ids=bool(request.return_token_ids)
+        )
 
     async def fold(self, generation: Generation, head: Head, request: CompletionRequest) -> bytes:
-        return await fold_completion(generation, head, return_token_ids=bool(request.return_token_ids))
+        names = _names(generation, request)
+        return await fold_completion(generation, head, names, return_token_ids=bool(request.return_token_ids))
 
 
 def openai_routes(service: Service, models: Models, options: WireOptions) -> list[BaseRoute]:
@@ -121,6 +128,10 @@ def openai_routes(service: Service, models: Models, options: WireOptions) -> lis
         Route("/v1/chat/completions", Endpoint(Chat(service), options), methods=["POST"]),
         Route("/v1/completions", Endpoint(Completion(service), options), methods=["POST"]),
     ]
+
+
+def _names(generation: Generation, request: SharedRequest) -> TokenNames:
+    return token_names(generation.model.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
 
 
 def _describe(model: ServedModel) -> _Model:

@@ -72,6 +72,7 @@ PASSED = {
 ELSEWHERE = {
     "logits_processors",  # tests/api/test_plugins.py
     "n", "best_of", "stream", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids",
+    "return_tokens_as_token_ids",
     "echo", "max_completion_tokens", "ignore_eos", "skip_special_tokens", "truncate_prompt_tokens", "cache_salt",
     "priority", "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs",
 }  # fmt: skip

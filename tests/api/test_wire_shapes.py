@@ -172,6 +172,20 @@ async def test_token_ids_and_prompt_logprobs(hi: Front) -> None:
     assert chat_chunks[1]["prompt_logprobs"] == chat["prompt_logprobs"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_by_token_id(hi: Front, stream: bool) -> None:
+    fields = {"return_tokens_as_token_ids": True, "max_tokens": 2, "stream": stream}
+    answer = await hi.complete("hi", logprobs=1, **fields)
+    legacy = answer.chunks[0]["choices"][0] if stream else answer.json()["choices"][0]
+    assert legacy["logprobs"]["tokens"][0] == "token_id:104"
+    assert "token_id:104" in legacy["logprobs"]["top_logprobs"][0]
+    answer = await hi.chat("hi", logprobs=True, top_logprobs=1, **fields)
+    chat = answer.chunks[1]["choices"][0] if stream else answer.json()["choices"][0]
+    first = chat["logprobs"]["content"][0]
+    assert first["token"] == first["top_logprobs"][0]["token"] == "token_id:104"
+    assert first["bytes"] == [104]
+
+
 async def test_each_use_of_the_prompts_scores_gets_as_many_as_it_asked_for(hi: Front) -> None:
     [choice] = (await hi.complete("hi", echo=True, logprobs=1, prompt_logprobs=3, max_tokens=1)).json()["choices"]
     assert [top and len(top) for top in choice["logprobs"]["top_logprobs"]] == [None, 2, 1]
