@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
-__all__ = ["hints", "url_of"]
+__all__ = ["command", "hints", "url_of"]
 
 _QUESTION = "What is the capital of France?"
 
@@ -15,6 +19,16 @@ def url_of(host: str, port: int) -> str:
     """Where to reach a server that listens on `host`, from the same machine."""
     reachable = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def command() -> str:
+    """How this tickertape is called from here: by its name where the shell finds that, else by its path."""
+    installed = Path(sys.executable).with_name("tickertape")
+    found = shutil.which("tickertape")
+    if not installed.exists() or (found is not None and Path(found).samefile(installed)):
+        return "tickertape"
+    path = str(installed)
+    return shlex.quote(min(path, os.path.relpath(path), key=len))
 
 
 def hints(url: str, model: str, *, chat: bool, key: bool) -> str:
@@ -31,5 +45,5 @@ def hints(url: str, model: str, *, chat: bool, key: bool) -> str:
         f"  -d {shlex.quote(payload)}",
     ]
     if chat:
-        lines.append(f"tickertape chat --url {url} --model {shlex.quote(model)}")
+        lines.append(f"{command()} chat --url {url} --model {shlex.quote(model)}")
     return "\n".join(lines)
