@@ -13,6 +13,7 @@ _COMMANDS = {
     "serve": ("tickertape.cli.serve:serve", "Serve models over HTTP."),
     "chat": ("tickertape.cli.chat:chat", "Talk to a server in the terminal."),
     "models": ("tickertape.cli.models:models", "List the models of a server."),
+    "check": ("tickertape.cli.check:check", "Run the conformance kit on a backend."),
     "plugins": ("tickertape.cli.plugins:plugins", "List the installed plugins and what became of them."),
 }
 

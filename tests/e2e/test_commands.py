@@ -134,7 +134,7 @@ def test_no_server_is_one_line() -> None:
         assert gone.stderr == "tickertape: no server answers at http://127.0.0.1:9; start one with: tickertape serve\n"
 
 
-@pytest.mark.parametrize("command", [(), ("serve",), ("chat",), ("models",), ("plugins",)])
+@pytest.mark.parametrize("command", [(), ("serve",), ("chat",), ("models",), ("plugins",), ("check",)])
 def test_help_fits_eighty_columns(command: tuple[str, ...]) -> None:
     shown = tickertape(*command, "--help")
     assert shown.returncode == 0
@@ -146,7 +146,7 @@ def test_version_and_plugins() -> None:
     table = tickertape("plugins").stdout
     assert "reference" in table
     records = json.loads(tickertape("plugins", "--json").stdout)
-    assert {record["name"]: record["state"] for record in records}["scripted"] == "loaded"
+    assert {record["name"]: record["state"] for record in records["data"]}["scripted"] == "loaded"
 
 
 def test_a_broken_plugin_costs_one_line_unless_strict(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -162,9 +162,13 @@ class EngineConformance:
     # -- cancelling: closing the stream ---------------------------------------------------------------------------
 
     def test_closing_a_queued_stream_takes_it_out(self, rig: Rig) -> None:
+        num_seats = rig.subject.max_num_seqs
+        if num_seats is None:
+            pytest.skip("it is not known when the engine is full")
+
         async def rule() -> None:
             before = rig.engine.stats().num_generated_tokens
-            running = [_open(rig, _long(rig)) for _ in range(rig.subject.max_num_seqs)]
+            running = [_open(rig, _long(rig)) for _ in range(num_seats)]
             await rig.until(lambda stats: stats.num_running >= len(running), "the engine full")
             queued = [_open(rig, _long(rig)) for _ in range(3)]
             await rig.until(lambda stats: stats.num_waiting >= len(queued), "requests that wait")
@@ -240,7 +244,7 @@ class EngineConformance:
     def test_stopping_at_once_ends_streams_and_says_why(self, own_rig: Rig) -> None:
         async def rule() -> None:
             rig = own_rig
-            streams = [_open(rig, _long(rig)) for _ in range(rig.subject.max_num_seqs + 2)]
+            streams = [_open(rig, _long(rig)) for _ in range((rig.subject.max_num_seqs or 4) + 2)]
             await rig.until(lambda stats: stats.num_running > 0, "requests that run")
             await asyncio.wait_for(rig.engine.stop(0.0), rig.subject.patience_s)
             for stream in streams:

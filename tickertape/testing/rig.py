@@ -26,15 +26,16 @@ class EngineSubject:
 
     `open` gives a started engine and stops it at the end; it is entered on the kit's own event loop, once for all rules
     that leave the engine alive and once for each that does not. `max_num_seqs` is how many sequences it computes at
-    once, `long_prompt` a number of prompt tokens that takes it several steps, `long_output` one of output tokens that
-    leaves time to cancel. `kill` ends what computes, as a crash would; None: how it dies is not tested.
+    once (None: not known, so queueing is not tested), `long_prompt` a number of prompt tokens that takes it several
+    steps, `long_output` one of output tokens that leaves time to cancel. `kill` ends what computes, as a crash would;
+    None: how it dies is not tested.
     `exact`: greedy text does not depend on what else runs. `patience_s` bounds everything that must happen soon.
     """
 
     open: Callable[[], AbstractAsyncContextManager[Engine]]
     vocab_size: int
     max_model_len: int
-    max_num_seqs: int
+    max_num_seqs: int | None = None
     long_prompt: int = 512
     long_output: int = 400
     capabilities: Capabilities = field(default_factory=Capabilities)

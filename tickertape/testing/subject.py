@@ -21,6 +21,7 @@ from tickertape.plugins import (
     ModelSpec,
     WeightSet,
 )
+from tickertape.testing.alone import Alone
 from tickertape.testing.models import plain_model
 from tickertape.weights.mapping import MappedWeights
 
@@ -78,6 +79,42 @@ class Subject:
             capabilities=backend.capabilities,
             near_tie=near_tie,
             poison=poison,
+        )
+
+    @classmethod
+    def by_itself(
+        cls,
+        backend: Backend,
+        spec: ModelSpec,
+        *,
+        options: BackendOptions | None = None,
+        near_tie: float = 0.0,
+    ) -> Subject:
+        """The backend against itself: the truth is what it says of a whole sequence, alone, in one step. For models
+        that nobody else computes; shows mistakes of paging and batching, not of the model. The backend must score
+        prompts."""
+        reason = backend.supports(spec)
+        assert reason is None, f"{backend.name} does not support {spec.name}: {reason}"
+        factory = load_factory(backend)
+        given = options or BackendOptions()
+
+        def make() -> ModelRunner:
+            runner: ModelRunner = factory(spec, given)
+            return runner
+
+        def weights() -> WeightSet:
+            return MappedWeights(Path(spec.path))
+
+        return cls(
+            make=make,
+            weights=weights,
+            plain=Alone(make, weights, spec.vocab_size),
+            vocab_size=spec.vocab_size,
+            capabilities=backend.capabilities,
+            near_tie=near_tie,
+            make_with=lambda chosen: factory(
+                spec, msgspec.structs.replace(given, dtype=chosen.dtype, quantization=chosen.quantization)
+            ),
         )
 
     def made_by(self, make: Callable[[], ModelRunner]) -> Subject:
