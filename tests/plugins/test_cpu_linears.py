@@ -30,7 +30,7 @@ def kernel(dtype: torch.dtype) -> LinearKernel:
     return LinearKernel(dtype, make_team(2))
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]
     def __init__(self, bias: bool = False) -> None:
         super().__init__()
         self.q_proj = nn.Linear(64, 96, bias=bias)
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         return mixed
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc]
     def __init__(self, bias: bool = False, odd: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, 64)

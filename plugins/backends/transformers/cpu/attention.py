@@ -30,14 +30,16 @@ class KernelAttention:
 
     def __init__(self, dtype: torch.dtype, team: Team, cache_dir: Path | None = None) -> None:
         # Importing numba takes a second: only who uses it pays.
-        from tickertape.plugins.backends.transformers.cpu import cache, job, kernel, lanes, tile
+        from tickertape.plugins.backends.transformers.cpu import arithmetic, cache, job, kernel, lanes, tile
 
         self._dtype = dtype
         self._computed = torch.float64 if dtype == torch.float64 else torch.float32
         self._team = team
         element = lanes.ELEMENTS[str(dtype).removeprefix("torch.")]
         directory = cache.find_directory(cache_dir)
-        self._kernel = cache.compiled(kernel.attend, lanes.Pointer(element), (kernel, tile, lanes, job), directory)
+        self._kernel = cache.compiled(
+            kernel.attend, lanes.Pointer(element), (kernel, tile, arithmetic, lanes, job), directory
+        )
         self._job = Job()
         self._job_address = ctypes.addressof(self._job)
         self._scratch = torch.empty(0, dtype=torch.int64)

@@ -14,18 +14,15 @@ from typing import Final, NamedTuple
 
 from numba import njit
 
+from tickertape.plugins.backends.transformers.cpu.arithmetic import exponential, fill, fma, largest
 from tickertape.plugins.backends.transformers.cpu.job import COLUMNS, MAX_SPLITS, SPLIT_TOKENS, Job
 from tickertape.plugins.backends.transformers.cpu.lanes import (
     address_of,
     at,
-    exponential,
     fetch_add,
-    fill,
     float64_at,
-    fma,
     int32_at,
     int64_at,
-    largest,
     load,
     pointer_like,
     prefetch,

@@ -31,10 +31,10 @@ class LinearKernel:
 
     def __init__(self, dtype: torch.dtype, team: Team, cache_dir: Path | None = None) -> None:
         # Importing numba takes a second: only who uses it pays.
-        from tickertape.plugins.backends.transformers.cpu import cache, lanes, linear_kernel, products
+        from tickertape.plugins.backends.transformers.cpu import arithmetic, cache, lanes, linear_kernel, products
 
         element = lanes.ELEMENTS[str(dtype).removeprefix("torch.")]
-        modules = (linear_kernel, products, lanes)
+        modules = (linear_kernel, products, arithmetic, lanes)
         directory = cache.find_directory(cache_dir)
         self.dtype = dtype
         self._compiled = cache.compiled(linear_kernel.multiply_all, lanes.Pointer(element), modules, directory)
@@ -54,12 +54,10 @@ class LinearKernel:
             return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
         wide = x.to(torch.float32).contiguous()
         outs = [x.new_empty((*x.shape[:-1], weight.shape[0])) for weight in weights]
-        parts = (self._part * len(weights))(
-            *(
-                (weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), weight.shape[0])
-                for weight, bias, out in zip(weights, biases, outs, strict=True)
-            )
-        )
+        parts = (self._part * len(weights))()
+        for part, weight, bias, out in zip(parts, weights, biases, outs, strict=True):
+            part.weight, part.out, part.out_features = weight.data_ptr(), out.data_ptr(), weight.shape[0]
+            part.bias = 0 if bias is None else bias.data_ptr()
         job = self._job
         job.ticket = job.entrants = 0
         job.x, job.num_rows, job.in_features = wide.data_ptr(), num_rows, x.shape[-1]
@@ -95,7 +93,7 @@ class SharedInput:
         return out
 
 
-class KernelLinear(nn.Module):
+class KernelLinear(nn.Module):  # type: ignore[misc]  # torch is not looked into
     """Stands for an nn.Linear. The weight stays the same Parameter, so what is tied remains tied."""
 
     def __init__(self, linear: nn.Linear, shared: SharedInput, index: int) -> None:

@@ -13,6 +13,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from tickertape.plugins.backends.transformers.cpu.arithmetic import fused
 from tickertape.plugins.backends.transformers.cpu.lanes import Pointer, lanes_of, load_vector, prefetch_line, vector_of
 
 __all__ = ["TILE_ROWS", "multiply_tile", "sum_tile"]
@@ -68,7 +69,7 @@ def multiply_tile(context, x, x_stride, num_x, w, w_stride, num_w, count, ahead,
                     for j, right in enumerate(columns):
                         register = registers[i * num_columns + j]
                         total = builder.load(register, typ=vector)
-                        builder.store(lanes.fused(builder, left, right, total), register)
+                        builder.store(fused(builder, left, right, total), register)
 
         with builder.if_else(builder.icmp_signed("!=", distance, _number(0))) as (asking, silent):
             with asking:

@@ -6,19 +6,21 @@ from typing import Any, Final, NamedTuple
 
 from numba import njit
 
-from tickertape.plugins.backends.transformers.cpu.job import COLUMNS
-from tickertape.plugins.backends.transformers.cpu.lanes import (
-    at,
+from tickertape.plugins.backends.transformers.cpu.arithmetic import (
     exponential,
     fill,
     fma,
     hyperbolic_tangent,
     largest,
+    maximum,
+    total,
+)
+from tickertape.plugins.backends.transformers.cpu.job import COLUMNS
+from tickertape.plugins.backends.transformers.cpu.lanes import (
+    at,
     load,
     load_part,
-    maximum,
     store,
-    total,
     transpose,
     width_of,
 )
