@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test dev lint types unit bench peers clean
+.PHONY: serve test test-example dev lint types unit bench peers clean
 
 serve: $(VENV)/installed
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
@@ -28,6 +28,19 @@ unit: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/serve.py --quick
+
+# The example plugin as a stranger would have it: from a wheel of ours, in an environment of its own.
+test-example: EXAMPLE := build/example
+test-example:
+	rm -rf $(EXAMPLE)
+	$(PYTHON) -m venv $(EXAMPLE)/venv
+	$(EXAMPLE)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(EXAMPLE) .
+	$(EXAMPLE)/venv/bin/python -m pip install --quiet --disable-pip-version-check \
+		$(EXAMPLE)/tickertape-*.whl './examples/tickertape-plugin-example[test]'
+	cd examples/tickertape-plugin-example && ../../$(EXAMPLE)/venv/bin/python -m pytest -q -p no:cacheprovider
+	$(EXAMPLE)/venv/bin/python -m tickertape_plugin_example.train \
+		examples/tickertape-plugin-example/README.md $(EXAMPLE)/model
+	$(EXAMPLE)/venv/bin/tickertape check markov --model $(EXAMPLE)/model
 
 peers: .peers/transformers/installed
 

@@ -13,10 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tickertape.plugins import ModelSpec
+from tickertape.plugins import ModelSpec, WeightSet
+from tickertape.weights.mapping import MappedWeights
 from tickertape.weights.spec import read_spec
 
-__all__ = ["plain_model", "write_llama", "write_scripted"]
+__all__ = ["model_spec", "model_weights", "plain_model", "write_llama", "write_scripted"]
+
+
+def model_spec(directory: Path) -> ModelSpec:
+    """What a model directory holds, named after it. Raises StartupError when that is no model."""
+    return read_spec(directory, directory.absolute().name)
+
+
+def model_weights(spec: ModelSpec) -> WeightSet:
+    """The tensors of a model, mapped; close them."""
+    return MappedWeights(Path(spec.path))
 
 
 def write_llama(directory: Path, *, seed: int = 0, dtype: str = "float64", **config: Any) -> ModelSpec:
