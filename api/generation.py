@@ -14,7 +14,7 @@ from tickertape.api.fanout import Fanout
 from tickertape.api.metrics import Meter
 from tickertape.api.models import ServedModel
 from tickertape.api.prompts import Prompt
-from tickertape.core.errors import DeadlineExceeded
+from tickertape.core.errors import DeadlineExceeded, InvalidRequest
 from tickertape.core.request import TokenDelta
 
 __all__ = ["Generation"]
@@ -43,6 +43,7 @@ class Generation:
         clock: Callable[[], float],
         arrival: float,
         timeout_s: float | None,
+        structure_param: str | None = None,
     ) -> None:
         self.model = model
         self.prompts = prompts
@@ -54,6 +55,7 @@ class Generation:
         self._clock = clock
         self._arrival = arrival
         self._timeout_s = timeout_s
+        self._structure_param = structure_param
         self._num_prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._ended = False
         self._events = self._run()
@@ -106,6 +108,11 @@ class Generation:
                     if events:
                         yield events
                     batch = await anext(batches, None)
+        except InvalidRequest as error:
+            if error.param != "grammar":
+                raise
+            # The engine's name for it; the client has another.
+            raise InvalidRequest(error.message, code=error.code, param=self._structure_param) from error
         finally:
             self._end()
 

@@ -153,4 +153,5 @@ class Service:
             clock=self._clock,
             arrival=arrival,
             timeout_s=call.timeout_s,
+            structure_param=None if decoding.structure is None else decoding.structure.param,
         )

@@ -26,12 +26,13 @@ class Constraint(Protocol):
         ...
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Moves over the ids that follow. Raises RowError when they do not fit, or cost too much to follow."""
+        """Moves over the ids that follow. Raises RowError when they do not fit."""
         ...
 
     def fill(self, line: NDArray[np.int32]) -> None:
         """Writes which ids may come next to `line` [mask_words], as in `Masks.bits`; takes from microseconds to some
-        milliseconds, without Python's lock. Raises RowError when none may, or when finding them costs too much."""
+        milliseconds, without Python's lock. Raises InvalidRequest when none may, or when finding them costs too much:
+        that is the grammar's fault."""
         ...
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
 from tickertape.core.arrivals import Arrivals
 from tickertape.core.batch import StepOutput
 from tickertape.core.compiling import Compiling
-from tickertape.core.errors import EngineDead, RunnerError
+from tickertape.core.errors import EngineDead, RunnerError, TickertapeError
 from tickertape.core.grammar import GrammarCompiler
 from tickertape.core.masking import Masker
 from tickertape.core.ports import EngineStats, ModelRunner
@@ -116,11 +116,11 @@ class EngineLoop:
         self._masker.begin(step)
         try:
             self._runner.forward(step.batch)
-            output = self._sample()
+            output, faults = self._sample()
         except RunnerError as error:
             self._scheduler.fail(step, error)
             return
-        self._scheduler.commit(step, output)
+        self._scheduler.commit(step, output, faults)
 
     def _step_ahead(self) -> None:
         current = self._in_flight or self._launch(self._schedule_first())
@@ -129,14 +129,14 @@ class EngineLoop:
             return
         following = self._scheduler.schedule()
         try:
-            output = self._sample()
+            output, faults = self._sample()
         except RunnerError as error:
             self._scheduler.fail(current, error)
             self._in_flight = self._launch(self._scheduler.prune(following))
             return
-        if output.errors:
+        if output.errors or faults:
             # A failed row has no id for the next step to go on with: settle first.
-            self._scheduler.commit(current, output)
+            self._scheduler.commit(current, output, faults)
             self._in_flight = self._launch(self._scheduler.prune(following))
             return
         refusal = self._forward(following)
@@ -147,11 +147,10 @@ class EngineLoop:
             self._masker.begin(following)
             self._in_flight = following
 
-    def _sample(self) -> StepOutput:
-        """The output of the step in flight, with its masks, and with the rows whose grammar gave out failed."""
-        masks, errors = self._masker.take()
-        output = self._runner.sample(masks)
-        return replace(output, errors={**output.errors, **errors}) if errors else output
+    def _sample(self) -> tuple[StepOutput, Mapping[int, TickertapeError]]:
+        """The output of the step in flight, and by slot the faults of grammars that gave out."""
+        masks, faults = self._masker.take()
+        return self._runner.sample(masks), faults
 
     def _schedule_first(self) -> Step | None:
         """A step when none is in flight. Work that cannot even start would wait for ever behind a green health."""

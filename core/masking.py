@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tickertape.core.batch import Masks
-from tickertape.core.errors import RowError
+from tickertape.core.errors import TickertapeError
 from tickertape.core.grammar import Constraint
 from tickertape.core.step import Step
 
 __all__ = ["Masker"]
 
-_Filled = tuple[Masks | None, Mapping[int, str]]
+_Filled = tuple[Masks | None, Mapping[int, TickertapeError]]
 
 
 class Masker:
@@ -49,11 +49,11 @@ class Masker:
 
     def _fill(self, wanted: list[tuple[int, int, Constraint]], num_lines: int) -> _Filled:
         bits: NDArray[np.int32] = np.full((num_lines, self._mask_words), -1, dtype=np.int32)
-        errors = {}
+        faults: dict[int, TickertapeError] = {}
         for line, slot, constraint in wanted:
             try:
                 constraint.fill(bits[line])
-            except RowError as error:
-                errors[slot] = error.message
+            except TickertapeError as error:
+                faults[slot] = error
                 bits[line] = -1
-        return Masks(bits), errors
+        return Masks(bits), faults

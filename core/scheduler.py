@@ -32,7 +32,7 @@ from tickertape.core.ports import EngineStats
 from tickertape.core.request import Finish, Request
 from tickertape.core.roster import Roster
 from tickertape.core.sequence import NO_SLOT, Sequence
-from tickertape.core.settlement import Settlement
+from tickertape.core.settlement import NO_FAULTS, Settlement
 from tickertape.core.step import Step, StepEvents
 
 __all__ = ["Scheduler"]
@@ -145,9 +145,9 @@ class Scheduler:
         opened, closed = self._roster.take_changes()
         return Step(Batch(self._num_steps, rows, opened, closed, self._kv.tables), sequences, samples)
 
-    def commit(self, step: Step, output: StepOutput) -> None:
-        """Takes in what a step gave."""
-        self._settlement.commit(step, output)
+    def commit(self, step: Step, output: StepOutput, faults: Mapping[int, TickertapeError] = NO_FAULTS) -> None:
+        """Takes in what a step gave. `faults` by slot: sequences that are to end with an error."""
+        self._settlement.commit(step, output, faults)
 
     def prune(self, step: Step | None) -> Step | None:
         """A step scheduled ahead, without the rows of sequences that ended since; None when nothing is left of it."""

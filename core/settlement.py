@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from types import MappingProxyType
+from typing import Final
 
 from tickertape.core.batch import Logprobs, Row, StepOutput
 from tickertape.core.errors import RowError, TickertapeError
@@ -14,7 +17,9 @@ from tickertape.core.roster import Roster
 from tickertape.core.sequence import Sequence
 from tickertape.core.step import Step, StepEvents, logprob_lines
 
-__all__ = ["Settlement"]
+__all__ = ["NO_FAULTS", "Settlement"]
+
+NO_FAULTS: Final[Mapping[int, TickertapeError]] = MappingProxyType({})
 
 
 class Settlement:
@@ -32,7 +37,7 @@ class Settlement:
         events, self._events = self._events, StepEvents()
         return events
 
-    def commit(self, step: Step, output: StepOutput) -> None:
+    def commit(self, step: Step, output: StepOutput, faults: Mapping[int, TickertapeError] = NO_FAULTS) -> None:
         """Takes in the output of a step. A sequence that ended meanwhile is passed over; one that was preempted
         keeps its new ids, though its blocks are gone."""
         size, logprobs, errors = self._limits.block_tokens, output.logprobs, output.errors
@@ -43,6 +48,9 @@ class Settlement:
                 continue
             if errors and row.slot in errors:
                 self.fail(seq, RowError(errors[row.slot]))
+                continue
+            if faults and row.slot in faults:
+                self.fail(seq, faults[row.slot])
                 continue
             if seq.slot == row.slot:
                 seq.num_computed = row.start + len(row.tokens)

@@ -53,7 +53,7 @@ class Ladder:
         assert not self.is_done
         line[:] = 0
         if self.num_accepted == self.costly_at:
-            raise RowError("too costly")
+            raise InvalidRequest("too costly", param="grammar")
         for token in range(VOCAB):
             if self.allows(token) or token in self._stop_tokens:
                 line.view(np.uint32)[token // 32] |= np.uint32(1 << token % 32)
@@ -290,7 +290,7 @@ def test_one_that_gives_out_on_its_way_fails_alone(world: World) -> None:
     world.submit(2, [1], 9, "0,9")
     world.submit(3, [1], 9)
     world.run()
-    assert (type(world.failed[1]), world.failed[1].message) == (RowError, "too costly")
+    assert (type(world.failed[1]), world.failed[1].message) == (InvalidRequest, "too costly")
     assert climbs(world.told[1], 0)
     assert len(world.told[1]) == 4
     assert (len(world.told[2]), climbs(world.told[2], 0)) == (9, True)

@@ -10,10 +10,13 @@ from typing import Final
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tickertape.core.errors import InvalidRequest, RowError
+from tickertape.core.grammar import Constraint
 from tickertape.core.request import Grammar
+from tickertape.core.thinking import ThinkingConstraint
 from tickertape.grammar.text import one_line, to_library
 
 __all__ = ["MatcherCompiler", "MatcherConstraint", "compile_matcher"]
@@ -70,7 +73,7 @@ class MatcherConstraint:
         own = line if len(line) == self._num_words else np.empty(self._num_words, dtype=np.int32)
         matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
         if matcher.is_error():
-            raise RowError(f"the grammar cannot be followed further: {one_line(matcher.get_error())}")
+            raise _gave_out(one_line(matcher.get_error()))
         if own is not line:
             line[:] = own[: len(line)]
         words = line.view(np.uint32)
@@ -80,7 +83,11 @@ class MatcherConstraint:
             for word, bit in self._stops:
                 words[word] |= bit
         if not line.any():
-            raise RowError("the grammar allows no token here")
+            raise _gave_out("it allows no token here")
+
+
+def _gave_out(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"the grammar cannot be followed further: {reason}", param="grammar")
 
 
 class MatcherCompiler:
@@ -100,18 +107,28 @@ class MatcherCompiler:
         error = self._vocabulary.exception()
         return None if error is None else one_line(str(error))
 
-    def compile(self, grammar: Grammar, stop_tokens: Collection[int]) -> MatcherConstraint:
+    def compile(self, grammar: Grammar, stop_tokens: Collection[int]) -> Constraint:
         if self._vocabulary.exception() is not None:
             raise InvalidRequest(
                 "the model's tokenizer cannot carry grammars", code="unsupported_value", param="grammar"
             )
         vocabulary = self._vocabulary.result()
+        stops = [token for token in stop_tokens if token >> 5 < self.mask_words]
+        answer = None if grammar.kind == "free" else self._answer(vocabulary, grammar, stops)
+        if (thinking := grammar.thinking) is not None:
+            return ThinkingConstraint(
+                thinking, answer, lambda token: vocabulary.decode_bytes([token]), stops, self.mask_words
+            )
+        if answer is None:
+            raise InvalidRequest("a grammar holds the answer to something", param="grammar")
+        return answer
+
+    def _answer(self, vocabulary: LLTokenizer, grammar: Grammar, stops: Collection[int]) -> MatcherConstraint:
         try:
-            matcher = self._matcher(vocabulary, grammar)
+            matcher = self._matcher(vocabulary, replace(grammar, thinking=None))
         except InvalidRequest as error:
             raise InvalidRequest(error.message, code=error.code, param="grammar") from None
         num_words = -(-vocabulary.vocab_size // 32)
-        stops = [token for token in stop_tokens if token >> 5 < self.mask_words]
         return MatcherConstraint(matcher, num_words, vocabulary.eos_tokens, stops)
 
     def _matcher(self, vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any, Final
+from urllib.parse import unquote
 
 from tickertape.core.errors import InvalidRequest
 
@@ -17,6 +18,7 @@ MAX_DEPTH: Final = 100
 
 _MAX_DIVISOR: Final = 20_000
 _MAX_OPTIONAL: Final = 1500
+_MAX_SHOWN: Final = 200
 _CONTROLS: Final = {chr(code) for code in range(0x20)} - set("\b\f\n\r\t")
 
 _UNSUPPORTED: Final = frozenset(
@@ -47,7 +49,12 @@ def prepare_schema(source: str) -> str:
     schema = _parse(source)
     if not isinstance(schema, dict | bool):
         raise InvalidRequest("a schema is an object or a boolean")
+    if isinstance(schema, bool):
+        if not schema:
+            raise InvalidRequest("no text can satisfy it: the schema is false")
+        schema = {}
     _check_divisors(schema)
+    _check_references(schema)
     return json.dumps(_prepared(schema, "#"))
 
 
@@ -118,29 +125,70 @@ def _check_divisors(schema: Any) -> None:
         )
 
 
+def _check_references(schema: Any) -> None:
+    """A $ref that leads back to itself, with nothing on the way, stands for no text; it may be met in the middle of
+    one, where it is too late to say so."""
+    leads: dict[int, tuple[str, int]] = {}
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        pending.extend(_children(value))
+        reference = value.get("$ref") if isinstance(value, dict) else None
+        if isinstance(reference, str) and reference.startswith("#"):
+            target = _target(schema, reference)
+            leads[id(value)] = (reference, id(target))
+    walked: dict[int, int] = {}  # by the start of the walk that came by
+    for start in leads:
+        at = start
+        while at in leads and at not in walked:
+            walked[at] = start
+            at = leads[at][1]
+        if walked.get(at) == start:
+            raise InvalidRequest(f"no text can satisfy it: {leads[at][0][:_MAX_SHOWN]!r} refers to itself")
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """What a JSON pointer points to; None when it points nowhere."""
+    found: Any = schema
+    for part in unquote(reference[1:]).split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(key)
+        elif isinstance(found, list) and key.isascii() and key.isdigit() and len(key) < 10 and int(key) < len(found):
+            found = found[int(key)]
+        else:
+            return None
+    return found
+
+
 def _prepared(schema: Any, path: str) -> Any:
     """A copy without what has no effect. Faults of form are left to the library, which words them well."""
     if not isinstance(schema, dict):
         return schema
     kept: dict[str, Any] = {}
     for key, value in schema.items():
-        where = f"{path}/{key}"
+        where = _below(path, key)
         if key == "x-guidance" or _has_no_effect(key, value, schema):
             continue
         if key == "properties" and isinstance(value, dict):
             _check_optional(value, schema, path)
         if key in _UNSUPPORTED:
-            raise InvalidRequest(f"unsupported keyword {key!r} at {path[:200]}", code="unsupported_value")
+            raise InvalidRequest(f"unsupported keyword {key!r} at {path}", code="unsupported_value")
         if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
-            kept[key] = {name: _prepared(each, f"{where}/{name}") for name, each in value.items()}
+            kept[key] = {name: _prepared(each, _below(where, name)) for name, each in value.items()}
         elif (key in _LISTS_OF_SCHEMAS or key == "items") and isinstance(value, list):
-            kept[key] = [_prepared(each, f"{where}/{n}") for n, each in enumerate(value)]
+            kept[key] = [_prepared(each, _below(where, n)) for n, each in enumerate(value)]
         elif key in _SCHEMAS:
             kept[key] = _prepared(value, where)
         else:
             _check_value(key, value, schema, path)
             kept[key] = value
     return kept
+
+
+def _below(path: str, step: object) -> str:
+    """As far as a message shows it."""
+    return path if len(path) > _MAX_SHOWN else f"{path}/{step}"[: _MAX_SHOWN + 1]
 
 
 def _has_no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
@@ -155,14 +203,14 @@ def _has_no_effect(key: str, value: Any, schema: Mapping[str, Any]) -> bool:
 
 def _check_value(key: str, value: Any, schema: Mapping[str, Any], path: str) -> None:
     if key in ("enum", "const") and _holds_controls(value):
-        raise InvalidRequest(f"unsupported control character in {key} at {path[:200]}", code="unsupported_value")
+        raise InvalidRequest(f"unsupported control character in {key} at {path}", code="unsupported_value")
     if key == "minProperties" and isinstance(value, int):
         required = schema.get("required")
         named = len(set(map(str, required))) if isinstance(required, list) else 0
         if value > named + 1:
             # Of several free names one could be written twice, which a reader counts once.
             raise InvalidRequest(
-                f"unsupported value of minProperties at {path[:200]}: at most one property more than are required",
+                f"unsupported value of minProperties at {path}: at most one property more than are required",
                 code="unsupported_value",
             )
 
@@ -173,7 +221,7 @@ def _check_optional(properties: Mapping[str, Any], schema: Mapping[str, Any], pa
     optional = len(properties.keys() - set(map(str, required if isinstance(required, list) else ())))
     if optional > _MAX_OPTIONAL:
         raise InvalidRequest(
-            f"unsupported: {optional} optional properties at {path[:200]}, more than {_MAX_OPTIONAL}",
+            f"unsupported: {optional} optional properties at {path}, more than {_MAX_OPTIONAL}",
             code="unsupported_value",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
 from llguidance import LLMatcher, StructTag
@@ -41,6 +42,8 @@ def to_library(grammar: Grammar) -> str:
     most = MAX_CHARS if grammar.kind in ("json_schema", "regex") else MAX_LARK_CHARS
     if len(source) > most:
         raise InvalidRequest(f"it has {len(source)} characters, {most} are allowed")
+    if grammar.parts:
+        return _with_parts(grammar)
     if grammar.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(prepare_schema(source), overrides=_JSON)  # type: ignore[arg-type]
     if grammar.kind == "regex":
@@ -50,9 +53,22 @@ def to_library(grammar: Grammar) -> str:
     return LLMatcher.grammar_from_lark(lark)
 
 
+def _with_parts(grammar: Grammar) -> str:
+    """A Lark grammar beside the schemas that it refers to."""
+    made: list[dict[str, Any]] = [{"lark_grammar": grammar.source}]
+    size = len(grammar.source)
+    for name, schema in grammar.parts:
+        size += len(schema)
+        if size > MAX_CHARS:
+            raise InvalidRequest(f"its schemas have more than {MAX_CHARS} characters together")
+        [part] = json.loads(to_library(Grammar("json_schema", schema)))["grammars"]
+        made.append({**part, "name": name})
+    return json.dumps({"grammars": made})
+
+
 def one_line(message: str) -> str:
     """The library's message without its excerpts of the grammar."""
-    lines = [line.strip() for line in message.partition("<state>")[0].splitlines()]
+    lines = [line.strip() for line in re.split(r"<(?:state|non-verbose)", message)[0].splitlines()]
     kept = [line for line in lines if line.strip(" ^") and not line.partition("|")[0].strip().isdigit()]
     text = " ".join(kept)
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
