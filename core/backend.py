@@ -9,6 +9,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
+from tickertape.core.memory import Limits
+
 __all__ = ["Backend", "BackendKind", "BackendOptions", "Capabilities", "ModelSpec", "load_factory"]
 
 BackendKind = Literal["runner", "engine", "predictor"]
@@ -29,13 +31,20 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
 
 
 class BackendOptions(Struct, frozen=True, kw_only=True):
-    """What the operator chose. `num_threads` 0: the backend decides. `extra` holds backend-specific settings."""
+    """What the operator chose. `num_threads` 0: the backend decides. `extra` holds backend-specific settings.
+
+    `limits`, and the KV memory in blocks or bytes where the operator named it, are for engines, which bring their own
+    scheduler; a runner is told by `plan` and `allocate`.
+    """
 
     dtype: str = "auto"
     device: str = "cpu"
     quantization: str = "none"
     num_threads: int = 0
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    limits: Limits | None = None
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
 
 
 _POWERS: Final[Mapping[str, str]] = MappingProxyType(
@@ -88,7 +97,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     (ModelSpec, BackendOptions); it returns a ModelRunner, an Engine or a Predictor, by `kind`. `supports` runs in the
     front and must be cheap: None when the model can be served, else the reason why not, in one line. When the operator
     names no backend, the one with the highest `preference` goes first among those that support a model; among equals
-    the one registered first."""
+    the one registered first. With `by_name_only` it is taken when the operator names it, and never else."""
 
     name: str
     kind: BackendKind
@@ -96,6 +105,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     capabilities: Capabilities = Capabilities()
     supports: Callable[[ModelSpec], str | None] = _supports_everything
     preference: int = 0
+    by_name_only: bool = False
     summary: str = ""
 
 

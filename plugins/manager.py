@@ -124,7 +124,10 @@ class Plugins:
         """The backend `name`, or else the most preferred that supports the model, the first registered among equals.
         Raises StartupError (UnsupportedArchitecture) with each backend's reason, PluginError when there is no backend
         of that name."""
-        by_preference = sorted(self.backends.values(), key=lambda backend: -backend.preference)
+        by_preference = sorted(
+            (backend for backend in self.backends.values() if not backend.by_name_only),
+            key=lambda backend: -backend.preference,
+        )
         reasons = []
         for backend in by_preference if name is None else [self.backend(name)]:
             reason = self.verdict(backend, spec)

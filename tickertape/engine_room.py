@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from tickertape.core.backend import Backend, load_factory
 from tickertape.core.engine import paged_loop
 from tickertape.core.errors import PluginError, StartupError, TickertapeError
@@ -102,7 +104,13 @@ def _grammars(configure: Configure, plugins: Plugins) -> MatcherCompiler:
 
 async def start_engine(backend: Backend, configure: Configure) -> Engine:
     """Makes and starts an engine that brings its own scheduler. Raises StartupError."""
-    engine: Engine = make(backend, configure)
+    options = replace(
+        configure.options,
+        limits=configure.limits,
+        num_blocks=configure.num_blocks,
+        kv_cache_bytes=configure.kv_cache_bytes,
+    )
+    engine: Engine = make(backend, replace(configure, options=options))
     with _blamed(backend.name, "start"):
         await engine.start()
     return engine

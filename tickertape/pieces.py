@@ -61,6 +61,7 @@ def configure_message(settings: Settings, spec: ModelSpec, backend: Backend, *, 
             device=settings.device,
             quantization=settings.quantization,
             num_threads=settings.threads,
+            extra=settings.backend_option,
         ),
         limits=Limits(
             max_model_len=max_model_len,

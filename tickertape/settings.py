@@ -24,6 +24,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from tickertape.key_values import key_values
+
 __all__ = ["ENV_PREFIX", "ModelChoice", "Settings", "SettingsError", "load_settings"]
 
 ENV_PREFIX = "TICKERTAPE_"
@@ -71,6 +73,9 @@ class Settings(BaseSettings):
     device: str = setting("cpu", "Device to compute on: cpu, cuda or cuda:N.", "Model")
     quantization: Literal["none", "int8", "int4"] = setting("none", "Quantization of the weights.", "Model")
     threads: int = setting(0, "Threads of a worker; 0: the backend decides.", "Model", ge=0)
+    backend_option: Annotated[dict[str, Any], NoDecode] = setting(
+        {}, "A setting of the backend's own; may be repeated. The file has a table of them.", "Model", repr=False
+    )
     store: Path = setting(Path("~/.cache/tickertape"), "Directory that keeps downloaded and converted models.", "Model")
 
     host: str = setting("127.0.0.1", "Address to listen on.", "Listening")
@@ -143,6 +148,11 @@ class Settings(BaseSettings):
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part for part in re.split(r"[,\s]+", value) if part) if isinstance(value, str) else value
+
+    @field_validator("backend_option", mode="before")
+    @classmethod
+    def _table(cls, value: Any) -> Any:
+        return key_values(value)
 
     @field_validator("store", "plugins_dir", "api_keys")
     @classmethod

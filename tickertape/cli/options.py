@@ -39,9 +39,11 @@ class SettingOption(click.Option):
     def __init__(self, name: str, field: FieldInfo) -> None:
         flag = name.replace("_", "-")
         switch = field.annotation is bool
+        table = get_origin(field.annotation) is dict
         super().__init__(
             [f"--{flag}/--no-{flag}" if switch else f"--{flag}", name],
             default=None,
+            multiple=table,
             type=None if switch else _click_type(field),
             metavar=None if switch else _metavar(name, field),
             help=field.description,
@@ -95,6 +97,8 @@ def _click_type(field: FieldInfo) -> click.ParamType[Any] | None:
 
 def _metavar(name: str, field: FieldInfo) -> str:
     annotation = field.annotation
+    if get_origin(annotation) is dict:
+        return "KEY=VALUE"
     if get_origin(annotation) is Literal:
         return "CHOICE" if len("|".join(get_args(annotation))) > 40 else "|".join(get_args(annotation))
     kinds = {getattr(t, "__name__", "") for t in (annotation, *get_args(annotation))}
@@ -110,7 +114,7 @@ def _default_text(field: FieldInfo) -> str:
     text = ""
     if get_origin(field.annotation) is Literal and len("|".join(get_args(field.annotation))) > 40:
         text = f" One of {', '.join(get_args(field.annotation))}."
-    if field.default in (None, (), False) or field.is_required():
+    if field.default in (None, (), {}, False) or field.is_required():
         return text
     size = getattr(field.default, "human_readable", None)
     return f"{text} [default: {size() if size else field.default}]"
