@@ -221,6 +221,17 @@ def test_layers_of_different_shapes_take_turns() -> None:
         np.testing.assert_allclose(problems[i].attend(attention), written_out(problems[i]), rtol=0, atol=4e-6)
 
 
+def test_layers_of_one_step_may_differ() -> None:
+    """The same spans, first for two kv heads and then for thirty."""
+    few = make_problem(Case(spans=((2000, 1), (1500, 1))))
+    many = make_problem(Case(spans=((2000, 1), (1500, 1)), num_kv_heads=30, group=1, key_dim=16, value_dim=16))
+    assert torch.equal(few.spans.tables, many.spans.tables)
+    attention = make_attention(torch.float32, num_threads=2)
+    few.attend(attention)
+    got = replace(many, spans=few.spans).attend(attention)
+    np.testing.assert_allclose(got, written_out(many), rtol=0, atol=4e-6)
+
+
 def test_very_long_context_is_split_in_few_pieces() -> None:
     problem = make_problem(Case(spans=((20_000, 1), (16_383, 1)), num_kv_heads=1, group=2, key_dim=16, value_dim=16))
     got = problem.attend(kernel(torch.float32))

@@ -71,6 +71,9 @@ class KernelAttention:
         job.out_token, job.out_head, _ = out.stride()
         self._set_shape(q.shape[1], k_cache.shape[1], k_cache.shape[2], k_cache.shape[3], v_cache.shape[3])
         self._set_spans(spans)
+        if job.num_spans * job.num_kv_heads > len(self._pending):
+            self._pending = torch.zeros(job.num_spans * job.num_kv_heads, dtype=torch.int64)
+            job.pending = self._pending.data_ptr()
         job.scale, job.softcap = scale, softcap or 0.0
         sinks = sinks if sinks is None else sinks.to(self._computed).contiguous()
         job.sinks = 0 if sinks is None else sinks.data_ptr()
@@ -110,6 +113,3 @@ class KernelAttention:
         job.query_start, job.start = spans.query_start.data_ptr(), spans.start.data_ptr()
         job.tables, job.table_stride = spans.tables.data_ptr(), spans.tables.stride(0)
         job.num_spans, job.window = len(spans.start), spans.window
-        if job.num_spans * job.num_kv_heads > len(self._pending):
-            self._pending = torch.zeros(job.num_spans * job.num_kv_heads, dtype=torch.int64)
-            job.pending = self._pending.data_ptr()
