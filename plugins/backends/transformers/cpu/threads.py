@@ -3,8 +3,8 @@
 One pool serves everything. Torch, MKL and oneDNN share the OpenMP threads of the thread that calls them, and our
 kernels enter the same ones (see team). So all of it must be called from one thread, the one that `use_threads` was
 called on: each calling thread would have a pool of its own, and pools that spin beside each other cost more than they
-give (seen on 2 cores, in one run: attention between two linears takes 258 us on the shared pool, 293 to 500 on a
-pool of our own, 377 to 480 on numba's, 443 on one thread).
+give. Seen on 2 busy cores, attention between two linears, fastest call and lower quartile in us: the shared pool 253
+and 307, a pool of our own 293 and 496, numba's workqueue 377 and 543, one thread 443 and 479.
 """
 
 from __future__ import annotations
