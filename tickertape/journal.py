@@ -18,12 +18,14 @@ class Entry:
     What is untaken is bounded by the request's own max_tokens, however slow the reader: it takes all of it at once.
     """
 
-    __slots__ = ("_failure", "_pending", "_waiter", "produced", "request")
+    __slots__ = ("_failure", "_pending", "_waiter", "num_deaths", "produced", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.produced = False
         """Whether anything came. If not, another worker can start it afresh and nobody will know."""
+        self.num_deaths = 0
+        """How many workers died while they had it."""
         self._pending: list[TokenDelta] = []
         self._failure: TickertapeError | None = None
         self._waiter: asyncio.Future[None] | None = None

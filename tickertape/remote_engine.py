@@ -17,6 +17,7 @@ __all__ = ["RemoteEngine", "WorkerLink"]
 
 _NOT_STARTED = Unavailable("The model is loading", code="loading", retry_after_s=1.0)
 _DRAINING = Unavailable("The server is shutting down", code="draining", retry_after_s=1.0)
+_MAX_DEATHS = 2
 _NO_PLAN = MemoryPlan(0, 0, 0, ())
 
 
@@ -31,7 +32,8 @@ class RemoteEngine:
     """Implements `tickertape.core.ports.Engine` over whichever worker is attached. Belongs to one asyncio loop.
 
     The supervisor attaches a worker when it is ready and detaches it when it is gone. Requests that had produced
-    nothing by then stay open and are submitted to the next worker, with their original arrival; the others fail.
+    nothing by then stay open and are submitted to the next worker, with their original arrival; the others fail, and so
+    does one that was there when a second worker died: it may be what kills them.
     """
 
     def __init__(self) -> None:
@@ -58,7 +60,8 @@ class RemoteEngine:
         """The worker is gone and another will come. Until then new requests are refused."""
         self._link, self._refusal = None, refusal
         for entry in self._journal:
-            if entry.produced:
+            entry.num_deaths += 1
+            if entry.produced or entry.num_deaths >= _MAX_DEATHS:
                 entry.fail(EngineDead("The engine stopped while it answered"))
 
     def give_up(self, error: TickertapeError) -> None:

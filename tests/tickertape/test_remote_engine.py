@@ -208,6 +208,29 @@ async def test_a_death_fails_what_had_begun_and_keeps_the_rest_for_the_next_work
     second.close()
 
 
+async def test_a_request_that_may_be_killing_the_workers_is_given_up(engine: RemoteEngine, worker: FakeWorker) -> None:
+    suspect = asyncio.create_task(collect(engine, 1))
+    await worker.hear()
+    engine.detach(RESTARTING)
+    second = FakeWorker(engine, epoch=5)
+    second.become_ready()
+    await second.hear()
+    late = asyncio.create_task(collect(engine, 2))
+    await second.hear()
+    engine.detach(RESTARTING)
+    with pytest.raises(EngineDead):
+        await suspect
+    third = FakeWorker(engine, epoch=6)
+    third.become_ready()
+    assert await third.hear() == Submit(request(2))
+    third.emit((2, TokenDelta((1,), finish=Finish("stop"))))
+    assert [d.tokens for d in await late] == [(1,)]
+    await soon()
+    assert third.heard.empty()
+    second.close()
+    third.close()
+
+
 async def test_giving_up_fails_everything(engine: RemoteEngine, worker: FakeWorker) -> None:
     waiting = asyncio.create_task(collect(engine, 1))
     await worker.hear()
