@@ -14,6 +14,7 @@ __all__ = [
     "LogitsProcessorCall",
     "Request",
     "SamplingParams",
+    "Thinking",
     "TokenDelta",
     "TokenLogprobs",
     "pack_tokens",
@@ -68,11 +69,27 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     choice: int = 0  # which of n; enters the random counter
 
 
-class Grammar(Struct, frozen=True):
-    """A constraint on the output, compiled in the worker. `kind` says how `source` is read."""
+class Thinking(Struct, frozen=True):
+    """Free text before the answer, from `start` to `end`; it may be missing. The tokens are how the model writes these
+    two. `opened`: the prompt has written `start` already. After `budget` ids of it the end is forced; None: never."""
 
-    kind: Literal["json_schema", "regex", "lark", "structural_tag"]
+    start: str
+    end: str
+    start_tokens: tuple[int, ...]
+    end_tokens: tuple[int, ...]
+    opened: bool = False
+    budget: int | None = None
+
+
+class Grammar(Struct, frozen=True):
+    """A constraint on the output, compiled in the worker. `kind` says how `source` is read; "free": anything goes. A
+    Lark source may refer to `parts`, JSON schemas, by their names, as `@name`. What is thought before the answer is
+    not held to the grammar."""
+
+    kind: Literal["json_schema", "regex", "lark", "structural_tag", "free"]
     source: str
+    parts: tuple[tuple[str, str], ...] = ()
+    thinking: Thinking | None = None
 
 
 class Request(Struct, frozen=True, kw_only=True):

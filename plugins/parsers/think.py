@@ -86,6 +86,7 @@ def register_output_parsers(register: Callable[[OutputParserSpec], None]) -> Non
                 make=format.make,
                 detects=detects,
                 shows=format.tags,
+                tags=format.tags,
                 summary=f"reasoning between {' and '.join(format.tags)}, before the answer",
             )
         )
