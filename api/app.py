@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from tickertape.api.door import Door
 from tickertape.api.edge import Edge
 from tickertape.api.health import Readiness
+from tickertape.api.keys import Keys
 from tickertape.api.metrics import CONTENT_TYPE, Metrics
 from tickertape.api.models import Models
 from tickertape.api.openai.routes import openai_routes
@@ -20,6 +21,7 @@ from tickertape.api.options import WireOptions
 from tickertape.api.plugin_routes import plugin_routes
 from tickertape.api.probes import probe_routes
 from tickertape.api.service import Service
+from tickertape.api.surroundings import surrounded
 from tickertape.api.watchdog import Watchdog
 from tickertape.plugins.manager import Plugins
 
@@ -33,10 +35,12 @@ def build_app(
     metrics: Metrics,
     *,
     options: WireOptions | None = None,
+    keys: Keys | None = None,
     plugins: Plugins | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
-    """Probes, metrics, the OpenAI routes and those of plugins. Everything is created and used on one event loop."""
+    """Probes, metrics, the OpenAI routes and those of plugins. Everything is created and used on one event loop;
+    `keys` may be replaced meanwhile."""
     chosen = WireOptions() if options is None else options
     loaded = Plugins.none() if plugins is None else plugins
     metrics.watch(loaded)
@@ -54,5 +58,6 @@ def build_app(
         ],
         redirect_slashes=False,
     )
-    door = Door(chosen.api_keys, loaded.authenticators)
-    return Edge(routes, door=door, metrics=metrics, observers=loaded.observers, clock=clock)
+    door = Door(Keys() if keys is None else keys, loaded.authenticators)
+    edge = Edge(routes, door=door, metrics=metrics, observers=loaded.observers, clock=clock)
+    return surrounded(edge, chosen)

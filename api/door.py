@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 
 from starlette.types import Scope
@@ -18,17 +17,15 @@ __all__ = ["Door"]
 class Door:
     """With neither keys nor authenticating plugins everybody is let in."""
 
-    def __init__(self, keys: Iterable[str], authenticators: Authenticators) -> None:
-        given = tuple(keys)
-        self._keys = Keys(given)
-        self._has_keys = bool(given)
+    def __init__(self, keys: Keys, authenticators: Authenticators) -> None:
+        self._keys = keys
         self._authenticators = authenticators
 
     async def admit(self, scope: Scope) -> str:
         """The tenant of an HTTP request. Raises InvalidApiKey, and Unavailable when a plugin cannot tell."""
         if not self._authenticators:
             return self._keys.check(scope["headers"])
-        if self._has_keys:
+        if self._keys:
             with suppress(InvalidApiKey):
                 return self._keys.check(scope["headers"])
         return await self._authenticators.identify(_caller(scope))

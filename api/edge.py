@@ -33,6 +33,7 @@ QUIET_PATHS: Final = OPEN_PATHS | {"/metrics"}
 
 _STATUS_CLIENT_GONE: Final = 499
 _MAX_PATH_CHARS: Final = 200
+_MAX_CLIENT_CHARS: Final = 64
 _log = logging.getLogger("tickertape.http")
 
 
@@ -57,6 +58,7 @@ class Edge:
             request_id=request_id_from(_header(scope, b"x-request-id")),
             method=scope["method"],
             path=scope["path"][:_MAX_PATH_CHARS],
+            client=_client(scope),
             started=self._clock(),
         )
         exchange.attach(scope)
@@ -141,6 +143,12 @@ def _mark(exchange: Exchange, send: Send) -> Send:
         await send(message)
 
     return marked
+
+
+def _client(scope: Scope) -> str:
+    """Whose request it is: the peer's address, or what a trusted proxy says."""
+    client = scope.get("client")
+    return str(client[0])[:_MAX_CLIENT_CHARS] if client else ""
 
 
 def _header(scope: Scope, name: bytes) -> str | None:

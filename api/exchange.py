@@ -18,12 +18,15 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 class Exchange:
     """Filled in on the way; `outcome` is a label of `error_table.OUTCOMES`, `tenant` a digest of the key."""
 
-    __slots__ = ("method", "model", "outcome", "path", "request_id", "started", "status", "tenant", "ttft_s", "usage")
+    __slots__ = (
+        "client", "method", "model", "outcome", "path", "request_id", "started", "status", "tenant", "ttft_s", "usage",
+    )  # fmt: skip
 
-    def __init__(self, *, request_id: str, method: str, path: str, started: float) -> None:
+    def __init__(self, *, request_id: str, method: str, path: str, client: str, started: float) -> None:
         self.request_id = request_id
         self.method = method
         self.path = path
+        self.client = client
         self.started = started
         self.status: int | None = None
         self.outcome = "ok"

@@ -60,6 +60,8 @@ class Readiness:
         if self.state == "draining":
             return Unavailable("The server is shutting down", code="draining", retry_after_s=1.0)
         after_s = min(max(self.eta_s or 1.0, 1.0), 30.0)
+        if self.reason == "WorkerRestarting":
+            return Unavailable("The engine is being restarted", code="restarting", retry_after_s=after_s)
         if self.state == "failed":
             return Unavailable(f"The server cannot serve: {self.reason}", code="loading", retry_after_s=after_s)
         return Unavailable(f"The model is still loading: {self.reason}", code="loading", retry_after_s=after_s)

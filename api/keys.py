@@ -13,13 +13,23 @@ __all__ = ["Keys"]
 
 _SCHEME: Final = b"bearer "
 _MAX_KEY_BYTES: Final = 4096
+_DIGEST_PREFIX: Final = "sha256:"
 
 
 class Keys:
-    """None given: everybody is let in."""
+    """The keys that open the server; none: everybody is let in. One is written as it is sent, or as `sha256:` and the
+    hexadecimal digest of that. They may be replaced while requests are answered; used on one event loop."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._digests = [_digest(key) for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        """From the next request on these count and no others. Raises ValueError, and changes nothing, for a key that
+        is empty or no digest."""
+        self._digests = [_digest(key) for key in keys]
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
         """The tenant that the request's `authorization` header (`Bearer KEY`) stands for: a digest of its key, "" when
@@ -39,3 +49,14 @@ class Keys:
         if not any(matches):
             raise InvalidApiKey("The API key is not valid")
         return digest.hex()[:16]
+
+
+def _digest(key: str) -> bytes:
+    if not key:
+        raise ValueError("a key is empty")
+    if not key.startswith(_DIGEST_PREFIX):
+        return hashlib.sha256(key.encode()).digest()
+    digest = bytes.fromhex(key.removeprefix(_DIGEST_PREFIX))
+    if len(digest) != hashlib.sha256().digest_size:
+        raise ValueError(f"after {_DIGEST_PREFIX} come 64 hexadecimal digits")
+    return digest

@@ -36,6 +36,7 @@ def log_access(exchange: Exchange, duration_s: float, *, quiet: bool) -> None:
     usage = exchange.usage
     fields = {
         "request_id": exchange.request_id,
+        "client": exchange.client,
         "method": exchange.method,
         "path": exchange.path,
         "status": exchange.status,

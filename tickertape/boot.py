@@ -27,19 +27,22 @@ class BindError(Exception):
 class Boot:
     """What the front takes over: the listener, the children, and the connections nobody has answered yet.
 
+    With `tls` nobody is answered before the app is there: a connection half-way through its handshake could not be
+    handed over. Clients wait in the listener's backlog for that second.
+
     A context manager: on the way out, however that comes, children still running are killed and the socket is closed.
     SIGTERM and SIGINT end the process at once until the front installs handlers of its own.
     """
 
-    def __init__(self, host: str, port: int, *, num_workers: int) -> None:
+    def __init__(self, host: str, port: int, *, num_workers: int, tls: bool = False) -> None:
         self.listener = bind(host, port)
         self.port: int = self.listener.getsockname()[1]
         self._children: list[Child] = []
-        self._responder = Responder(self.listener)
-        self._responding = True
+        self._responder = None if tls else Responder(self.listener)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _exit_now)
-        self._responder.start()
+        if self._responder is not None:
+            self._responder.start()
         print(json.dumps({"port": self.port, "grpc_port": None, "pid": os.getpid()}), flush=True)
         self.fetcher = self.start_child(FETCHER)
         # Workers import their libraries while the fetcher works; they are told their model later.
@@ -54,8 +57,8 @@ class Boot:
     def stop_responding(self) -> list[tuple[socket.socket, bytes]]:
         """Ends the answers from here. Returns the connections not yet answered, with the bytes they have sent; new
         ones wait in the listener's backlog."""
-        self._responding = False
-        return self._responder.stop()
+        responder, self._responder = self._responder, None
+        return [] if responder is None else responder.stop()
 
     def kill_children(self) -> None:
         for child in self._children:
@@ -67,9 +70,8 @@ class Boot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._responding:
-            for connection, _ in self.stop_responding():
-                connection.close()
+        for connection, _ in self.stop_responding():
+            connection.close()
         self.kill_children()
         self.listener.close()
 

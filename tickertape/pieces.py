@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from pathlib import Path
+from ipaddress import IPv4Network, ip_network
 from typing import Any
 
+import msgspec
+
+from tickertape import __version__
 from tickertape.api.admission import AdmissionLimits
+from tickertape.api.limits import CallLimits
 from tickertape.api.options import WireOptions
 from tickertape.core.backend import Backend, BackendOptions, ModelSpec
 from tickertape.core.errors import StartupError
 from tickertape.core.memory import Limits
 from tickertape.core.messages import Configure, Fetch
+from tickertape.http_protocol import HeadLimits
 from tickertape.settings import Settings
 
-__all__ = ["admission_limits", "configure_message", "fetch_message", "plugin_settings", "wire_options"]
+__all__ = [
+    "admission_limits",
+    "call_limits",
+    "configure_message",
+    "fetch_message",
+    "fingerprint",
+    "head_limits",
+    "plugin_settings",
+    "wire_options",
+]
 
 _MEMORY_SHARE = 0.5
 
@@ -83,37 +98,45 @@ def admission_limits(settings: Settings) -> AdmissionLimits:
 
 
 def wire_options(settings: Settings) -> WireOptions:
-    """Raises StartupError when the file of API keys cannot be used."""
     return WireOptions(
         keep_alive_s=settings.sse_keep_alive_s,
+        head_delay_s=settings.sse_head_delay_s,
+        send_timeout_s=settings.sse_send_timeout_s,
         request_timeout_s=settings.request_timeout_s,
         lenient=settings.lenient,
         max_body_bytes=int(settings.max_body_bytes),
-        api_keys=_api_keys(settings),
+        max_json_depth=settings.max_json_depth,
+        cors_origins=settings.cors_origins,
+        trusted_proxies=_with_mapped(settings.trusted_proxies),
     )
 
 
-def _api_keys(settings: Settings) -> tuple[str, ...]:
-    """The keys that clients may send; none: everybody is let in. Raises StartupError when the file cannot be read or
-    holds none."""
-    if settings.api_key is not None:
-        return (settings.api_key.get_secret_value(),)
-    if settings.api_keys is None:
-        return ()
-    return _read_keys(settings.api_keys)
+def call_limits(settings: Settings) -> CallLimits:
+    return CallLimits(
+        max_choices=settings.max_choices,
+        max_stop_strings=settings.max_stop_strings,
+        max_logprob_values=settings.max_logprob_values,
+        max_prompt_logprob_values=settings.max_prompt_logprob_values,
+        default_completion_tokens=settings.default_completion_tokens,
+    )
 
 
-def _read_keys(path: Path) -> tuple[str, ...]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise StartupError(f"the file of API keys {path} cannot be read: {reason}", code="BadKeyFile") from error
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
-        # An empty file must not mean that everybody may come in.
-        raise StartupError(f"the file of API keys {path} holds none", code="BadKeyFile")
-    return keys
+def head_limits(settings: Settings) -> HeadLimits:
+    return HeadLimits(max_bytes=int(settings.max_header_bytes), max_headers=settings.max_headers)
+
+
+def fingerprint(configure: Configure) -> str:
+    """The `system_fingerprint` of a model's answers: it differs when the model, the backend or what that computes in
+    does."""
+    spec = configure.spec
+    parts = (__version__, spec.name, spec.architecture, spec.config, configure.backend, configure.options)
+    return f"fp_{hashlib.sha256(msgspec.json.encode(parts, order='deterministic')).hexdigest()[:12]}"
+
+
+def _with_mapped(networks: tuple[str, ...]) -> tuple[str, ...]:
+    """A socket that listens for both families sees an IPv4 peer as an IPv6 address that holds it."""
+    v4 = [network for network in map(ip_network, networks) if isinstance(network, IPv4Network)]
+    return (*networks, *(f"::ffff:{network.network_address}/{96 + network.prefixlen}" for network in v4))
 
 
 def _require(option: str, value: str, able: Sequence[str], backend: Backend) -> None:

@@ -31,13 +31,21 @@ from tickertape.core.backend import Backend, ModelSpec
 from tickertape.core.errors import StartupError, TickertapeError
 from tickertape.core.messages import Configure, Fetch, Ready
 from tickertape.core.ports import Engine, EngineStats, Progress
+from tickertape.entrance import Entrance
 from tickertape.failures import complain, first_of, reason_of
 from tickertape.fetching import fetch_models
 from tickertape.grammar.checker import CheckThreads, MatcherChecker
 from tickertape.hints import hints, url_of
-from tickertape.http_server import HttpServer
 from tickertape.logs import configure_logs
-from tickertape.pieces import admission_limits, configure_message, fetch_message, plugin_settings, wire_options
+from tickertape.pieces import (
+    admission_limits,
+    call_limits,
+    configure_message,
+    fetch_message,
+    fingerprint,
+    plugin_settings,
+    wire_options,
+)
 from tickertape.plugins.manager import Plugins
 from tickertape.progress import ProgressBars, ProgressLog
 from tickertape.remote_engine import RemoteEngine
@@ -49,6 +57,7 @@ from tickertape.supervisor import Supervisor
 __all__ = ["run"]
 
 _FAILED: Final = 1
+_MIN_RENDERS: Final = 1024
 
 _log = logging.getLogger(__name__)
 
@@ -101,7 +110,8 @@ class Front:
         view = ProgressBars(sys.stderr) if sys.stderr.isatty() else ProgressLog(clock)
         self._standing = Standing(self._readiness, view, len(self._fetch.models))
         self._metrics = Metrics(self._stats)
-        self._renders = RenderPool()
+        # Wide enough that the admission bounds what waits, not the line before the tokenizer.
+        self._renders = RenderPool(max_waiting=max(settings.max_waiting, _MIN_RENDERS))
         self._checks = CheckThreads()
         self._service = Service(
             self._models,
@@ -110,6 +120,7 @@ class Front:
             self._metrics,
             clock,
             PromptEncoder(self._renders),
+            call_limits(settings),
         )
 
     async def run(self) -> int:
@@ -121,27 +132,31 @@ class Front:
         await asyncio.wait({loading})
         self._plugins = Plugins.none() if loading.exception() else loading.result()
         try:
+            entrance = Entrance(self._settings)
             app = build_app(
                 self._service,
                 self._models,
                 self._readiness,
                 self._metrics,
                 options=wire_options(self._settings),
+                keys=entrance.keys,
                 plugins=self._plugins,
             )
         except StartupError as error:
             complain(error)
             return _FAILED
-        http = HttpServer(app, keep_alive_s=self._settings.http_keep_alive_s, adopt=self._boot.stop_responding())
+        http = entrance.server(app, adopt=self._boot.stop_responding())
         serving = asyncio.create_task(http.serve([self._boot.listener]))
+        watching = asyncio.create_task(entrance.watch(http))
         hosting = asyncio.create_task(self._host_models(loading))
         try:
             await asyncio.wait((serving, hosting, asked), return_when=asyncio.FIRST_COMPLETED)
             status = await self._fail(hosting, asked) if hosting.done() else await self._drain()
         finally:
             hosting.cancel()
+            watching.cancel()
             http.should_exit = True
-            await asyncio.wait((serving, hosting))
+            await asyncio.wait((serving, hosting, watching))
             asked.cancel()
             self._renders.close()
             self._checks.close()
@@ -168,6 +183,7 @@ class Front:
                 priorities=hosted.configure.policy == "priority",
                 grammars=MatcherChecker(self._checks, hosted.text.tokenizer, hosted.configure.spec.vocab_size),
                 processors=self._plugins.processors,
+                fingerprint=fingerprint(hosted.configure),
             )
         )
         if self._standing.ready(name):
@@ -249,7 +265,7 @@ class Front:
     def _invite(self) -> None:
         """Says what to type, once."""
         settings = self._settings
-        url = url_of(settings.host, self._boot.port)
+        url = url_of(settings.host, self._boot.port, tls=settings.tls_cert is not None)
         key = settings.api_key is not None or settings.api_keys is not None
         name, hosted = next(iter(self._hosted.items()))
         text = hints(url, name, chat=hosted.text.template is not None, key=key)

@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -32,6 +33,7 @@ ENV_PREFIX = "TICKERTAPE_"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d+)?")  # as browsers spell it, in lower case
 _SERVICE_LINK = re.compile(r"(tcp|udp)://")
 
 S = TypeVar("S", bound=BaseSettings)
@@ -83,12 +85,44 @@ class Settings(BaseSettings):
     http_keep_alive_s: float = setting(
         75.0, "Seconds an idle connection is kept. Keep it above your proxy's.", "Listening", gt=0
     )
-    api_key: SecretStr | None = setting(None, "Key that clients must send.", "Listening")
-    api_keys: Path | None = setting(None, "File of such keys, one a line.", "Listening")
+    api_key: SecretStr | None = setting(
+        None, "Key that clients must send; several are separated by commas.", "Listening"
+    )
+    api_keys: Path | None = setting(
+        None, "File of such keys, one a line, plain or as sha256:HEX. Read again when it changes.", "Listening"
+    )
+    tls_cert: Path | None = setting(None, "PEM file of the certificate chain. Read again when it changes.", "Listening")
+    tls_key: Path | None = setting(None, "PEM file of its private key.", "Listening")
+    tls_client_ca: Path | None = setting(
+        None, "PEM file of authorities; clients must show a certificate of theirs.", "Listening"
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), "Origins whose web pages may call, as https://chat.example, separated by commas; * for all.", "Listening"
+    )
+    trusted_proxies: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), "Networks, as 10.0.0.0/8, of proxies whose X-Forwarded-For and -Proto are believed.", "Listening"
+    )
+    max_header_bytes: ByteSize = setting(
+        ByteSize(64 << 10), "Largest head of a request, its headers together.", "Listening", ge=1024
+    )
+    max_headers: int = setting(128, "Most headers of a request.", "Listening", ge=8)
     lenient: bool = setting(False, "Serve requests with fields that cannot be honoured; say so in a header.", "Wire")
     sse_keep_alive_s: float = setting(15.0, "Seconds of silence before a stream's keep-alive comment.", "Wire", gt=0)
+    sse_head_delay_s: float = setting(
+        0.5, "Seconds a stream's status waits for the first token, so that faults until then have one.", "Wire", ge=0
+    )
+    sse_send_timeout_s: float = setting(
+        30.0, "Seconds a client may take nothing before it counts as gone.", "Wire", gt=0
+    )
     max_body_bytes: ByteSize = setting(ByteSize(8 << 20), "Largest request body, as 8MiB.", "Wire", ge=1024)
-
+    max_json_depth: int = setting(64, "Deepest nesting of a body.", "Wire", ge=4, le=512)
+    max_choices: int = setting(128, "Most choices of one request: prompts x max(n, best_of).", "Wire", ge=1)
+    max_stop_strings: int = setting(16, "Most stop strings of one request.", "Wire", ge=1)
+    max_logprob_values: int = setting(
+        2_000_000, "Most log probabilities of one answer: (1 + top) x tokens x choices.", "Wire", ge=1
+    )
+    max_prompt_logprob_values: int = setting(200_000, "As many of its prompts.", "Wire", ge=1)
+    default_completion_tokens: int = setting(16, "max_tokens of a completion that names none.", "Wire", ge=1)
     request_timeout_s: float | None = setting(None, "Longest wait for a first token. [default: no bound]", "Wire", gt=0)
 
     max_waiting: int = setting(2048, "Most requests that wait for their first token.", "Scheduling", ge=1)
@@ -144,7 +178,10 @@ class Settings(BaseSettings):
             InitSettingsSource(settings_cls, init_kwargs=_read_toml(Path(config)) if config else {}),
         )
 
-    @field_validator("models", "plugins_allow", "plugins_block", "auth_plugins", "route_plugins", mode="before")
+    @field_validator(
+        "models", "plugins_allow", "plugins_block", "auth_plugins", "route_plugins", "cors_origins", "trusted_proxies",
+        mode="before",
+    )  # fmt: skip
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part for part in re.split(r"[,\s]+", value) if part) if isinstance(value, str) else value
@@ -154,7 +191,7 @@ class Settings(BaseSettings):
     def _table(cls, value: Any) -> Any:
         return key_values(value)
 
-    @field_validator("store", "plugins_dir", "api_keys")
+    @field_validator("store", "plugins_dir", "api_keys", "tls_cert", "tls_key", "tls_client_ca")
     @classmethod
     def _expand(cls, value: Path | None) -> Path | None:
         return value.expanduser().absolute() if value is not None else None
@@ -166,12 +203,37 @@ class Settings(BaseSettings):
             raise ValueError("must be cpu, cuda or cuda:N")
         return value
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _known_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin; write https://host or http://host:port, without a path")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _known_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(str(ip_network(network, strict=False)) for network in value)
+
+    @field_validator("api_key")
+    @classmethod
+    def _some_key(cls, value: SecretStr | None) -> SecretStr | None:
+        # An empty variable must not mean a server that an empty key opens.
+        if value is not None and not all(part.strip() for part in value.get_secret_value().split(",")):
+            raise ValueError("a key is empty")
+        return value
+
     @model_validator(mode="after")
     def _agree(self) -> Settings:
         if self.kv_blocks is not None and self.kv_cache_bytes is not None:
             raise ValueError("kv_blocks and kv_cache_bytes exclude each other")
         if self.api_key is not None and self.api_keys is not None:
             raise ValueError("api_key and api_keys exclude each other")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
         names = [choice.name for choice in self.model_choices() if choice.name]
         for name in names:
             if names.count(name) > 1:

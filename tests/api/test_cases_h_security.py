@@ -37,7 +37,7 @@ KEY = "sk-a-key-that-is-right"
     ],
 )
 async def test_case_130_wrong_keys(make_front: Make, authorization: str | None) -> None:
-    front = await make_front(options=WireOptions(api_keys=(KEY, "sk-another")))
+    front = await make_front(api_keys=(KEY, "sk-another"))
     headers = {"content-type": "application/json"}
     if authorization is not None:
         headers["authorization"] = authorization
@@ -54,7 +54,7 @@ async def test_case_130_wrong_keys(make_front: Make, authorization: str | None) 
 
 
 async def test_case_130_right_keys(make_front: Make) -> None:
-    front = await make_front(options=WireOptions(api_keys=("sk-another", KEY)))
+    front = await make_front(api_keys=("sk-another", KEY))
     for authorization in (f"Bearer {KEY}", f"bearer {KEY}", f"BEARER  {KEY}"):
         assert (await front.client.get("/v1/models", {"authorization": authorization})).status == 200
 

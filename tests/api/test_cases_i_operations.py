@@ -81,7 +81,8 @@ async def test_case_142_every_outcome_is_counted_and_labels_are_bounded(make_fro
         {"when": spoken("bad"), "tokens": spoken("a"), "fail": {"at": 0}},
         token_s=0.005,
         max_num_seqs=1,
-        options=WireOptions(max_body_bytes=10_000, api_keys=("k",), request_timeout_s=0.5),
+        options=WireOptions(max_body_bytes=10_000, request_timeout_s=0.5),
+        api_keys=("k",),
         admission=AdmissionLimits(max_waiting_requests=2),
     )
     await front.chat()
@@ -301,7 +302,7 @@ def test_an_empty_queue_takes_any_call() -> None:
 async def test_one_access_line_per_request(make_front: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     front = await make_front(
-        {"when": spoken("secret"), "tokens": spoken("hidden")}, options=WireOptions(api_keys=("k",))
+        {"when": spoken("secret"), "tokens": spoken("hidden")}, api_keys=("k",)
     )
     await front.chat("secret", stream=True)
     await front.chat("secret", temperature=9)

@@ -36,7 +36,7 @@ async def made(make_front: Make) -> Front:
         {"when": spoken("hello"), "tokens": spoken(TEXT)},
         FOREVER,
         {"when": spoken("bad"), "tokens": spoken("abc"), "fail": {"at": 2}},
-        options=WireOptions(api_keys=("sk-right",)),
+        api_keys=("sk-right",),
         admission=AdmissionLimits(retry_after_s=0.01),
         token_s=0.001,
     )

@@ -106,8 +106,14 @@ def _metavar(name: str, field: FieldInfo) -> str:
         if kind in kinds:
             return metavar
     if "Path" in kinds:
-        return "FILE" if name in ("config", "api_keys") else "DIR"
-    return {"host": "ADDRESS", "device": "DEVICE", "url": "URL"}.get(name, "NAMES" if "tuple" in kinds else "NAME")
+        return "DIR" if name.endswith(("dir", "store")) else "FILE"
+    return {
+        "host": "ADDRESS",
+        "device": "DEVICE",
+        "url": "URL",
+        "cors_origins": "ORIGINS",
+        "trusted_proxies": "NETWORKS",
+    }.get(name, "NAMES" if "tuple" in kinds else "NAME")
 
 
 def _default_text(field: FieldInfo) -> str:

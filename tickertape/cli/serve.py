@@ -36,7 +36,10 @@ def serve(**values: Any) -> None:
         refuse(error)
     try:
         boot = Boot(
-            settings.host, settings.port, num_workers=0 if settings.in_process else max(1, len(settings.models))
+            settings.host,
+            settings.port,
+            num_workers=0 if settings.in_process else max(1, len(settings.models)),
+            tls=settings.tls_cert is not None,
         )
     except BindError as error:
         click.echo(f"tickertape: {error}", err=True)

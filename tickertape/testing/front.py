@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from tickertape.api.admission import Admission, AdmissionLimits
 from tickertape.api.app import build_app
 from tickertape.api.health import Readiness
+from tickertape.api.keys import Keys
 from tickertape.api.limits import CallLimits
 from tickertape.api.metrics import Metrics
 from tickertape.api.models import Models, ServedModel
@@ -131,6 +132,7 @@ async def front(
     block_tokens: int = 16,
     policy: str = "arrival",
     options: WireOptions | None = None,
+    api_keys: Sequence[str] = (),
     limits: CallLimits | None = None,
     admission: AdmissionLimits | None = None,
     capabilities: Capabilities | None = None,
@@ -186,9 +188,9 @@ async def front(
     renders = RenderPool(max_waiting=4096)  # what waits is for the admission to bound
     service = Service(models, Admission(admission), readiness, metrics, time.monotonic, PromptEncoder(renders), limits)
     headers = {"content-type": "application/json"}
-    if options is not None and options.api_keys:
-        headers["authorization"] = f"Bearer {options.api_keys[0]}"
-    app = build_app(service, models, readiness, metrics, options=options)
+    if api_keys:
+        headers["authorization"] = f"Bearer {api_keys[0]}"
+    app = build_app(service, models, readiness, metrics, options=options, keys=Keys(api_keys))
     try:
         yield Front(
             app=app,

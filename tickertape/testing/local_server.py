@@ -15,9 +15,9 @@ from starlette.types import ASGIApp
 from tickertape.api.admission import Admission
 from tickertape.api.app import build_app
 from tickertape.api.health import Readiness
+from tickertape.api.keys import Keys
 from tickertape.api.metrics import Metrics
 from tickertape.api.models import Models, ServedModel
-from tickertape.api.options import WireOptions
 from tickertape.api.prompts import PromptEncoder
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.service import Service
@@ -58,7 +58,7 @@ class LocalServer:
         self.spec = spec
         self.plugins = Plugins.load(given=plugins or {}, process="front", routes=routes, required=required)
         self._backend = backend
-        self._options = WireOptions(api_keys=tuple(api_keys))
+        self._keys = Keys(api_keys)
         self._limits = limits or Limits(
             max_model_len=min(spec.max_model_len, 1024), max_num_seqs=8, max_batch_tokens=256, block_tokens=16
         )
@@ -144,7 +144,7 @@ class LocalServer:
         renders = RenderPool()
         stack.callback(renders.close)
         service = Service(models, Admission(), readiness, metrics, time.monotonic, PromptEncoder(renders))
-        return build_app(service, models, readiness, metrics, options=self._options, plugins=plugins)
+        return build_app(service, models, readiness, metrics, keys=self._keys, plugins=plugins)
 
     def _end(self) -> None:
         self.run(self._stack.aclose())
