@@ -21,11 +21,11 @@ def poison(runner: ModelRunner) -> None:
             cache.fill_(float("nan"))
 
 
-def make_subject(model_type: str, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+def make_subject(model_type: str, tmp_path_factory: pytest.TempPathFactory, *, kernels: bool = True) -> Subject:
     spec = write_architecture(tmp_path_factory.mktemp(model_type), model_type)
     # The check at start-up has its own tests; here it would be made for every runner. And one thread: so little work is
     # not worth waking a second for.
-    options = BackendOptions(num_threads=1, extra={"self_check": False})
+    options = BackendOptions(num_threads=1, extra={"self_check": False, "kernels": kernels})
     backend = Plugins.load().backend("transformers")
     # Whatever the type, the library takes softmax and norms in float32: what is closer than this is equal.
     return Subject.of(backend, spec, options=options, near_tie=1e-5, poison=poison)
@@ -51,3 +51,12 @@ class TestExactness:
         rules.test_blocks_of_others_stay_as_they_are(subject)
         rules.test_prompt_scores_equal_the_plain_model(subject)
         rules.test_a_cached_prefix_makes_no_difference(subject, 33)
+
+
+class TestWithoutKernels(TestExactness):
+    """What computes where numba is not installed, and on other devices."""
+
+    @pytest.fixture(scope="class", params=["llama", "gemma2", "gpt_oss", "deepseek_v3"])
+    @classmethod
+    def subject(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+        return make_subject(request.param, tmp_path_factory, kernels=False)
