@@ -65,7 +65,7 @@ class Batch(Struct, frozen=True):
 
 
 class Masks(Struct, frozen=True):
-    """Bit masks from grammars: int32 [n, ceil(V / 32)], one line per wanted logits position in row order; bit
+    """Bit masks from grammars: numpy int32 [n, ceil(V / 32)], one line per wanted logits position in row order; bit
     `i % 32` of word `i // 32` set means that id `i` is allowed."""
 
     bits: Array

@@ -12,6 +12,7 @@ from tickertape.core.bans import Bans
 from tickertape.core.batch import Array, Masks, Opened
 from tickertape.core.drawing import checked, draw, greedy
 from tickertape.core.lines import Lines
+from tickertape.core.mask_bits import MaskBits
 from tickertape.core.penalties import Penalties
 from tickertape.core.processing import Processing
 from tickertape.core.slot_params import (
@@ -52,6 +53,7 @@ class Chooser:
         self._device = device
         self._vocab_size = vocab_size
         self._params = params
+        self._mask_bits = MaskBits(xp, vocab_size, device)
         self._bias = TokenBias(xp, num_slots, vocab_size, device)
         self._penalties = Penalties(xp, num_slots, vocab_size, device)
         self._bans = Bans(xp, vocab_size, device)
@@ -82,7 +84,7 @@ class Chooser:
         sampled = lines.position >= self._params.samples_from[lines.slot]
         worked = (self._params.uses[lines.slot] & (RANDOM | EDITED)) != 0
         if masks is not None:
-            worked[:] = True
+            worked |= MaskBits.masked(masks)
         chosen = xp.zeros(len(lines.row), dtype=xp.int64, device=self._device)
         for chunk in chunks(np.flatnonzero(sampled & ~worked), self._vocab_size, self._device):
             where = self._on_device(chunk)
@@ -118,22 +120,13 @@ class Chooser:
         if len(at := np.flatnonzero(uses & PROCESSED)):
             self._processing.apply(x, at, slots[at], positions[at])
         if masks is not None:
-            x += self._masked(masks, chunk)
+            self._mask_bits.apply(x, masks, chunk)
         if len(at := np.flatnonzero(uses & BIASED)):
             self._bias.apply(x, at, slots[at])
         if len(at := np.flatnonzero(uses & BANNED)):
             self._bans.apply(x, at, slots[at], positions[at])
         if len(at := np.flatnonzero(uses & PENALISED)):
             self._penalties.apply(x, at, slots[at])
-
-    def _masked(self, masks: Masks, chunk: NDArray[np.int64]) -> Array:
-        """float64 [len(chunk), V]: 0 where the bit is set, else -inf. Added, so that a NaN stays visible."""
-        xp = self._xp
-        words = xp.take(xp.asarray(masks.bits, device=self._device), self._on_device(chunk), axis=0)
-        bits = (words[:, :, None] >> xp.arange(32, dtype=words.dtype, device=self._device)) & 1
-        allowed = xp.reshape(bits, (len(chunk), -1))[:, : self._vocab_size] != 0
-        zeros = xp.zeros(allowed.shape, dtype=xp.float64, device=self._device)
-        return xp.where(allowed, zeros, -xp.inf)
 
     def _draw(self, x: Array, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> Array:
         """Ids or faults [n] for edited logits x [n, V], which are used up."""
