@@ -306,7 +306,7 @@ def test_limits_and_timeouts_are_settings(serve: Serve) -> None:
     assert answer.json()["system_fingerprint"].startswith("fp_")
     with server.stream("endless", max_tokens=1000) as response:
         lines = response.iter_lines()
-        while "tick" not in next(lines):
+        while '"text":"t"' not in next(lines):
             pass
         late = server.ask("Q")  # the only row is taken
     assert (late.status_code, late.headers["x-should-retry"]) == (408, "false")

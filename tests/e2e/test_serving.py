@@ -120,7 +120,7 @@ def test_a_killed_worker_is_replaced(serve: Serve) -> None:
     first = server.worker()
     with server.stream("endless", max_tokens=1000) as response:
         lines = response.iter_lines()
-        while "tick" not in next(lines):
+        while '"text":"t"' not in next(lines):
             pass
         os.kill(first, signal.SIGKILL)
         killed = time.monotonic()
@@ -150,7 +150,7 @@ def test_what_had_produced_nothing_goes_to_the_next_worker(serve: Serve) -> None
     server = serve("--max-num-seqs", "1").until_ready()
     with ThreadPoolExecutor(2) as threads, server.stream("endless", max_tokens=1000) as response:
         lines = response.iter_lines()
-        while "tick" not in next(lines):
+        while '"text":"t"' not in next(lines):
             pass
         waiting = threads.submit(server.ask, "Q")  # the only row is taken
         wait_until(lambda: 'tickertape_requests_waiting{model="tiny"} 1' in server.client.get("/metrics").text)
