@@ -70,7 +70,7 @@ PASSED = {
 
 # Each has a test of its own, here or elsewhere.
 ELSEWHERE = {
-    "logits_processors",  # tests/api/test_plugins.py
+    "logits_processors",  # tests/plugins/test_hooks.py
     "n", "best_of", "stream", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids",
     "return_tokens_as_token_ids",
     "echo", "max_completion_tokens", "ignore_eos", "skip_special_tokens", "truncate_prompt_tokens", "cache_salt",
