@@ -17,7 +17,7 @@ def test_every_public_name_is_there(name: str) -> None:
 
 def test_another_name_is_not() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Missing'"):
-        _ = testing.Missing  # type: ignore[attr-defined]
+        _ = testing.Missing
 
 
 def test_nothing_is_imported_before_it_is_used() -> None:

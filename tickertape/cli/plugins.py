@@ -69,7 +69,7 @@ def stop(message: str) -> NoReturn:
 
 
 def _show(listed: PluginList) -> None:
-    rows = [("plugin", "state", "api", "hooks", "from")]
+    rows: list[tuple[str, ...]] = [("plugin", "state", "api", "hooks", "from")]
     notes: list[str] = [""]
     for plugin in listed.data:
         origin = f"{plugin.distribution} {plugin.version}".strip()
