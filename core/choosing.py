@@ -46,7 +46,7 @@ def chunks(lines: NDArray[np.int64], vocab_size: int, device: Any) -> Iterator[N
 
 class Chooser:
     """Holds what the slots' sequences want of their logits. Lines that are neither edited nor random are an argmax of
-    the logits as they are; the others are worked on in float64."""
+    the logits as they are, masked or not; the others are worked on in float64."""
 
     def __init__(self, xp: Any, num_slots: int, vocab_size: int, params: SlotParams, device: Any) -> None:
         self._xp = xp
@@ -83,12 +83,16 @@ class Chooser:
         xp = self._xp
         sampled = lines.position >= self._params.samples_from[lines.slot]
         worked = (self._params.uses[lines.slot] & (RANDOM | EDITED)) != 0
-        if masks is not None:
-            worked |= MaskBits.masked(masks)
         chosen = xp.zeros(len(lines.row), dtype=xp.int64, device=self._device)
-        for chunk in chunks(np.flatnonzero(sampled & ~worked), self._vocab_size, self._device):
+        masked = np.zeros_like(worked) if masks is None else MaskBits.masked(masks)
+        for chunk in chunks(np.flatnonzero(sampled & ~worked & ~masked), self._vocab_size, self._device):
             where = self._on_device(chunk)
             chosen[where] = checked(xp, *greedy(xp, xp.take(logits, where, axis=0)))
+        for chunk in chunks(np.flatnonzero(sampled & ~worked & masked), self._vocab_size, self._device):
+            assert masks is not None
+            where = self._on_device(chunk)
+            addend = self._mask_bits.addend(masks, chunk, logits.dtype)
+            chosen[where] = checked(xp, *greedy(xp, xp.take(logits, where, axis=0) + addend))
         for chunk in chunks(np.flatnonzero(sampled & worked), self._vocab_size, self._device):
             where = self._on_device(chunk)
             x = xp.astype(xp.take(logits, where, axis=0), xp.float64)
@@ -120,7 +124,7 @@ class Chooser:
         if len(at := np.flatnonzero(uses & PROCESSED)):
             self._processing.apply(x, at, slots[at], positions[at])
         if masks is not None:
-            self._mask_bits.apply(x, masks, chunk)
+            x += self._mask_bits.addend(masks, chunk, x.dtype)
         if len(at := np.flatnonzero(uses & BIASED)):
             self._bias.apply(x, at, slots[at])
         if len(at := np.flatnonzero(uses & BANNED)):

@@ -28,9 +28,10 @@ class MaskBits:
         forbidding: NDArray[np.bool_] = (np.asarray(masks.bits) != -1).any(axis=1)
         return forbidding
 
-    def apply(self, x: Array, masks: Masks, lines: NDArray[np.int64]) -> None:
-        """Masks x [len(lines), V], in place. Added, so that a NaN stays visible."""
+    def addend(self, masks: Masks, lines: NDArray[np.int64], dtype: Any) -> Array:
+        """[len(lines), V] of a floating dtype, to be added to logits: so a NaN stays visible."""
         xp = self._xp
         octets = np.ascontiguousarray(np.asarray(masks.bits)[lines]).view(np.uint8)
         index = xp.astype(xp.asarray(octets.reshape(-1), device=self._device), xp.int64)
-        x += xp.reshape(xp.take(self._table, index, axis=0), (len(lines), -1))[:, : self._vocab_size]
+        table = xp.astype(self._table, dtype, copy=False)
+        return xp.reshape(xp.take(table, index, axis=0), (len(lines), -1))[:, : self._vocab_size]
