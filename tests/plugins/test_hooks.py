@@ -30,6 +30,7 @@ from tickertape.plugins import (
     StepEvent,
     TokenizerSpec,
     hookimpl,
+    hookspecs,
 )
 from tickertape.plugins.faults import MAX_FAULTS
 from tickertape.plugins.manager import Plugins
@@ -48,6 +49,28 @@ def text(answer: Any) -> str:
     assert answer.status == 200, answer.body
     found: str = answer.json()["choices"][0]["text"]
     return found
+
+
+# -- each hook that is called while a plugin loads -------------------------------------------------------------------
+
+AT_LOAD = [*sorted(name for name in hookspecs.__all__ if name.startswith("register_")), "startup"]
+
+
+@pytest.mark.parametrize("hook", AT_LOAD)
+def test_a_plugin_that_raises_in_a_hook_costs_itself(server: MakeServer, hook: str) -> None:
+    def register_logits_processors(register: Callable[[LogitsProcessorSpec], None]) -> None:
+        register(LogitsProcessorSpec(name="half", make=make_ban))
+
+    def fail() -> None:
+        raise RuntimeError(f"{hook}\nis broken")
+
+    hooks: dict[str, Callable[..., object]] = {"register_logits_processors": register_logits_processors, hook: fail}
+    broken = plugin(**hooks)
+    served = server({"broken": broken, "good": processing(BAN)}, routes=["broken"])
+    [failed] = [each for each in served.plugins.records if each.name == "broken"]
+    assert (failed.state, failed.stage, failed.error) == ("failed", hook, f"RuntimeError: {hook} is broken")
+    assert set(served.plugins.processors) == {"ban"}, "half of a broken plugin is there"
+    assert text(served.complete()) == KNOWN
 
 
 # -- authenticate ----------------------------------------------------------------------------------------------------
