@@ -14,7 +14,17 @@ from msgspec import Struct
 
 from tickertape.core.request import Grammar
 
-__all__ = ["ChatCall", "CompletionCall", "Decoding", "ProcessorCall", "PromptInput", "Structure"]
+__all__ = [
+    "ChatCall",
+    "CompletionCall",
+    "Decoding",
+    "ProcessorCall",
+    "PromptInput",
+    "Reasoning",
+    "Structure",
+    "Tool",
+    "ToolUse",
+]
 
 PromptInput = str | tuple[int, ...]
 
@@ -31,6 +41,39 @@ class Structure(Struct, frozen=True):
 
     grammar: Grammar
     param: str
+
+
+class Tool(Struct, frozen=True):
+    """A function that the model may call. `definition` is how its template shows it; `parameters` the JSON schema of
+    the arguments (None: it takes none); with `strict` every call of it satisfies that."""
+
+    name: str
+    definition: Mapping[str, Any]
+    parameters: Mapping[str, Any] | None = None
+    strict: bool = False
+
+
+class ToolUse(Struct, frozen=True, kw_only=True):
+    """`required`: the answer is calls and nothing else. `only`: the names of those of the tools that may be called;
+    None: all. Without `parallel` an answer has at most one call."""
+
+    tools: tuple[Tool, ...] = ()
+    required: bool = False
+    only: tuple[str, ...] | None = None
+    parallel: bool = True
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        return tuple(tool for tool in self.tools if self.only is None or tool.name in self.only)
+
+
+class Reasoning(Struct, frozen=True, kw_only=True):
+    """`effort` is a word of the model's template, or "none". After `budget` tokens the thinking is ended. What is not
+    `shown` is thought and counted all the same."""
+
+    effort: str | None = None
+    budget: int | None = None
+    shown: bool = True
 
 
 class Decoding(Struct, frozen=True, kw_only=True):
@@ -75,8 +118,8 @@ class ChatCall(Struct, frozen=True, kw_only=True):
     """Messages as `ChatTemplate.render` takes them: `role`, `content` (a string, text parts or None), and what else the
     role carries.
 
-    `echo` puts the last message, which is continued then, before the new text. `timeout_s` bounds the wait for the
-    first token; None: no bound.
+    `template` renders them in the place of the model's own. `echo` puts the last message, which is continued then,
+    before the new text. `timeout_s` bounds the wait for the first token; None: no bound.
     """
 
     model: str
@@ -85,6 +128,9 @@ class ChatCall(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     echo: bool = False
+    tools: ToolUse = ToolUse()
+    reasoning: Reasoning = Reasoning()
+    template: str | None = None
     template_kwargs: Mapping[str, Any] = msgspec.field(default_factory=dict)
     tenant: str = ""
     timeout_s: float | None = None

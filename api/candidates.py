@@ -8,14 +8,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from tickertape.api.answers import AnswerPlan
 from tickertape.api.calls import ChatCall, CompletionCall
-from tickertape.api.choice import Choice, Scoring
+from tickertape.api.choice import Choice, ChoiceText, Scoring
 from tickertape.api.detokenizer import Detokenizer
 from tickertape.api.models import ServedModel
+from tickertape.api.part_stream import PartStream
 from tickertape.api.prompts import Prompt
 from tickertape.api.sampling import cache_key
 from tickertape.api.stop_strings import StopStrings
 from tickertape.api.text_stream import TextStream
+from tickertape.core.output_parser import ParserContext
 from tickertape.core.request import Request, SamplingParams, pack_tokens
 
 __all__ = ["make_candidates"]
@@ -28,6 +31,7 @@ def make_candidates(
     model: ServedModel,
     prompts: Sequence[Prompt],
     samplings: Sequence[SamplingParams],
+    plan: AnswerPlan,
     ids: Iterator[int],
     arrival: float,
 ) -> list[Choice]:
@@ -58,32 +62,54 @@ def make_candidates(
                 logprobs=0 if decoding.best_of is not None and decoding.logprobs is None else decoding.logprobs,
                 prompt_logprobs=scoring.top,
             ),
-            grammar=None if decoding.structure is None else decoding.structure.grammar,
+            grammar=plan.grammar,
             cache_key=key,
             tenant=call.tenant,
             priority=decoding.priority,
             arrival=arrival,
             deadline=deadline,
         )
-        text = _text_stream(call, model, prompt, index)
+        text = _text(call, model, prompt, plan, index)
         candidates.append(Choice(index, prompt_index, prompt, request, text, scoring))
     return candidates
 
 
-def _text_stream(call: ChatCall | CompletionCall, model: ServedModel, prompt: Prompt, index: int) -> TextStream:
+def _text(
+    call: ChatCall | CompletionCall, model: ServedModel, prompt: Prompt, plan: AnswerPlan, index: int
+) -> ChoiceText:
     decoding = call.decoding
-    return TextStream(
+    stops = StopStrings(decoding.stop, include=decoding.include_stop) if decoding.stop else None
+    # An end token that the client also named is its stop token, and is told as such.
+    end_tokens = frozenset(model.tokenizer.eos_token_ids) - frozenset(decoding.stop_token_ids)
+    detokenizer = Detokenizer(
+        model.tokenizer,
+        skip_special_tokens=decoding.skip_special_tokens,
+        prefix=prompt.tokens if prompt.continues else (),
+        shown=plan.shown,
+    )
+    if isinstance(call, CompletionCall) or not plan.parsers:
+        return TextStream(
+            index,
+            detokenizer,
+            stops,
+            min_tokens=decoding.min_tokens,
+            include_stop=decoding.include_stop,
+            with_tokens=decoding.return_token_ids,
+            with_logprobs=decoding.logprobs is not None,
+            end_tokens=end_tokens,
+        )
+    context = ParserContext(
+        tools={tool.name: tool.parameters or {} for tool in call.tools.callable}, prompt_end=prompt.end
+    )
+    return PartStream(
         index,
-        Detokenizer(
-            model.tokenizer,
-            skip_special_tokens=decoding.skip_special_tokens,
-            prefix=prompt.tokens if prompt.continues else (),
-        ),
-        StopStrings(decoding.stop, include=decoding.include_stop) if decoding.stop else None,
+        detokenizer,
+        plan.parsers.open(context, parallel_tool_calls=call.tools.parallel),
+        stops,
         min_tokens=decoding.min_tokens,
         include_stop=decoding.include_stop,
         with_tokens=decoding.return_token_ids,
         with_logprobs=decoding.logprobs is not None,
-        # An end token that the client also named is its stop token, and is told as such.
-        end_tokens=frozenset(model.tokenizer.eos_token_ids) - frozenset(decoding.stop_token_ids),
+        with_reasoning=call.reasoning.shown,
+        end_tokens=end_tokens,
     )

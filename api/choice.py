@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from msgspec import Struct
 
-from tickertape.api.events import Echo, Event, PromptScored
+from tickertape.api.events import Echo, Ending, Event, Piece, PromptScored
 from tickertape.api.prompts import Prompt
-from tickertape.api.text_stream import TextStream
 from tickertape.core.request import Request, TokenDelta, TokenLogprobs
 
-__all__ = ["Choice", "Scoring"]
+__all__ = ["Choice", "ChoiceText", "Scoring"]
+
+
+class ChoiceText(Protocol):
+    """A TextStream, or a PartStream."""
+
+    num_tokens: int
+    num_reasoning_tokens: int
+
+    @property
+    def finish(self) -> Ending | None: ...
+    def push(self, delta: TokenDelta) -> Sequence[Piece]: ...
 
 
 class Scoring(Struct, frozen=True):
@@ -31,7 +44,7 @@ class Choice:
     end, and go out before it."""
 
     def __init__(
-        self, index: int, prompt_index: int, prompt: Prompt, request: Request, text: TextStream, scoring: Scoring
+        self, index: int, prompt_index: int, prompt: Prompt, request: Request, text: ChoiceText, scoring: Scoring
     ) -> None:
         self.index = index
         self.prompt_index = prompt_index
@@ -60,8 +73,7 @@ class Choice:
                 return
             self._begun = True
             self._begin(events)
-        if (piece := self.text.push(delta)) is not None:
-            events.append(piece)
+        events.extend(self.text.push(delta))
 
     def _begin(self, events: list[Event]) -> None:
         scores, self._scores = self._scores, []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tickertape.api.model_tokenizer import ModelTokenizer
 
@@ -20,12 +20,20 @@ class Detokenizer:
 
     With `prefix`, ids that came before, the result is the text that follows the decoded prefix: a first word keeps
     its space. A character that the prefix left unfinished comes out whole.
-    For one stream and one thread; not to be used after `finish`.
+    `shown`: special tokens that are not skipped all the same. For one stream and one thread; not to be used after
+    `finish`.
     """
 
-    def __init__(self, tokenizer: ModelTokenizer, *, skip_special_tokens: bool, prefix: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        *,
+        skip_special_tokens: bool,
+        prefix: Sequence[int] = (),
+        shown: Collection[int] = (),
+    ) -> None:
         self._piece = tokenizer.piece
-        self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+        self._skipped = tokenizer.special_ids.difference(shown) if skip_special_tokens else frozenset[int]()
         self._decoder = tokenizer.decoder
         self._pipeline = self._decoder.pipeline()
         if prefix:

@@ -83,6 +83,7 @@ class Generation:
             self._num_prompt_tokens,
             sum(choice.text.num_tokens for choice in candidates),
             sum(choice.num_cached_tokens for choice in candidates[::each]),
+            sum(choice.text.num_reasoning_tokens for choice in candidates),
         )
 
     async def _run(self) -> AsyncGenerator[list[Event], None]:

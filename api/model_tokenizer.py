@@ -27,6 +27,8 @@ class ModelTokenizer(Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
     @property
+    def added_texts(self) -> frozenset[str]: ...
+    @property
     def decoder(self) -> Decoder: ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
@@ -45,6 +47,7 @@ class PluginTokenizer:
         self.bos_token_id = tokenizer.bos_token_id
         self.eos_token_ids = tuple(tokenizer.eos_token_ids)
         self.special_ids = frozenset(tokenizer.special_ids)
+        self.added_texts = frozenset(self.token_text(token) for token in self.special_ids)
         self.decoder = _BYTES
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

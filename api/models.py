@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from tickertape.api.health import Readiness
 from tickertape.api.model_tokenizer import ModelTokenizer
+from tickertape.api.output_format import OutputFormat
 from tickertape.api.templates import ChatTemplate
 from tickertape.core.backend import Capabilities
 from tickertape.core.errors import ModelNotFound
@@ -32,7 +33,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     """A model and everything that turns text into its tokens and back. `created` is seconds since the epoch,
     `fingerprint` the `system_fingerprint` of its answers, `priorities` whether its queue is ordered by them,
     `grammars` checks what answers are to follow (None: they cannot be made to follow anything),
-    `processors` the logits processors that requests may name."""
+    `output` how it writes what is no plain content, `processors` the logits processors that requests may name."""
 
     name: str
     engine: Engine
@@ -44,6 +45,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     capabilities: Capabilities = Capabilities()
     priorities: bool = False
     grammars: GrammarChecker | None = None
+    output: OutputFormat = OutputFormat()
     processors: Mapping[str, LogitsProcessorSpec] = MappingProxyType({})
     fingerprint: str = "fp_tickertape"
 

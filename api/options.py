@@ -12,6 +12,7 @@ class WireOptions(Struct, frozen=True, kw_only=True):
     for the first token, during which a fault is still an HTTP status. `send_timeout_s`: how long a client may take
     nothing before it counts as gone. `request_timeout_s`: longest wait for the first token (None: no bound; a client
     may ask for less). `lenient`: what cannot be honoured is left out and listed in a header instead of refused.
+    `trust_chat_templates`: requests may bring a chat template of their own.
     `cors_origins`: the origins whose pages may read answers, `*` for all. `trusted_proxies`: the networks whose word
     on the client's address and scheme is taken."""
 
@@ -20,6 +21,7 @@ class WireOptions(Struct, frozen=True, kw_only=True):
     send_timeout_s: float = 30.0
     request_timeout_s: float | None = None
     lenient: bool = False
+    trust_chat_templates: bool = False
     max_body_bytes: int = 8 << 20
     max_json_depth: int = 64
     cors_origins: tuple[str, ...] = ()

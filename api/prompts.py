@@ -10,10 +10,13 @@ from msgspec import Struct
 
 from tickertape.api.calls import ChatCall, CompletionCall, Decoding, PromptInput
 from tickertape.api.detokenizer import Detokenizer
+from tickertape.api.isolated_renders import IsolatedRenders
 from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.models import ServedModel
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.sampling import check_tokens
+from tickertape.api.template_variables import template_variables
+from tickertape.api.told_tools import with_tools_told
 from tickertape.core.errors import ContextLengthExceeded, InvalidRequest
 
 __all__ = ["Prompt", "PromptEcho", "PromptEncoder"]
@@ -22,6 +25,7 @@ T = TypeVar("T")
 
 _INLINE_SIZE: Final = 2048  # characters or ids: encoding these takes less than handing them to a thread
 _PROBE_CHARS_PER_TOKEN: Final = 16
+_END_CHARS: Final = 400
 
 
 class PromptEcho(Struct, frozen=True):
@@ -34,38 +38,57 @@ class PromptEcho(Struct, frozen=True):
 
 
 class Prompt(Struct, frozen=True):
-    """`continues`: the new text goes on from the prompt's (a completion), else it stands alone (a chat's answer) and a
-    first word loses its space as decoding has it."""
+    """`end`: the last of its text, where that was rendered. `continues`: the new text goes on from the prompt's (a
+    completion), else it stands alone (a chat's answer) and a first word loses its space as decoding has it."""
 
     tokens: Sequence[int]
     echo: PromptEcho | None
     continues: bool
+    end: str = ""
 
 
 class PromptEncoder:
-    """Renders and tokenizes. Templates run in `renders`, and so does the tokenizing of much."""
+    """Renders and tokenizes. Models' templates run in `renders`, and so does the tokenizing of much; templates that a
+    call brings along run in `isolated` (None: such calls are refused)."""
 
-    def __init__(self, renders: RenderPool) -> None:
+    def __init__(self, renders: RenderPool, isolated: IsolatedRenders | None = None) -> None:
         self._renders = renders
+        self._isolated = isolated
 
     async def chat(self, model: ServedModel, call: ChatCall, limit: int) -> Prompt:
         """Raises InvalidRequest (no template, or what the template raises), ContextLengthExceeded."""
-        if model.template is None:
-            raise InvalidRequest(
-                f"The model {model.name!r} has no chat template", code="unsupported_value", param="messages"
-            )
-        text = await self._renders.render(
-            model.template,
-            call.messages,
-            add_generation_prompt=call.add_generation_prompt,
-            continue_final_message=call.continue_final_message,
-            kwargs=call.template_kwargs,
-        )
+        text = await self._render(model, call)
         # The template writes BOS and the like itself.
         encoding = partial(_encode, model, text, call.decoding, limit, add_special_tokens=False, param="messages")
         tokens = await self._run(encoding, len(text))
         echo = PromptEcho(_content(call.messages[-1].get("content"))) if call.echo else None
-        return Prompt(_fitting(tokens, call.decoding, limit, "messages"), echo, call.continue_final_message)
+        fitting = _fitting(tokens, call.decoding, limit, "messages")
+        return Prompt(fitting, echo, call.continue_final_message, text[-_END_CHARS:])
+
+    async def _render(self, model: ServedModel, call: ChatCall) -> str:
+        template = model.template
+        tools = [tool.definition for tool in call.tools.tools]
+        if call.template is not None:
+            if self._isolated is None:
+                raise InvalidRequest(
+                    "'chat_template' is not taken from requests by this server",
+                    code="unsupported_value",
+                    param="chat_template",
+                )
+            tokens = {} if template is None else template.special_tokens
+            return await self._isolated.render(call.template, tokens, call, tools)
+        if template is None:
+            raise InvalidRequest(
+                f"The model {model.name!r} has no chat template", code="unsupported_value", param="messages"
+            )
+        return await self._renders.render(
+            template,
+            with_tools_told(call.messages, call.tools, template),
+            add_generation_prompt=call.add_generation_prompt,
+            continue_final_message=call.continue_final_message,
+            tools=tools if tools and template.takes_tools else None,
+            kwargs=template_variables(template, call.template_kwargs, call.reasoning.effort),
+        )
 
     async def completion(self, model: ServedModel, call: CompletionCall, limit: int) -> tuple[Prompt, ...]:
         """Raises InvalidRequest, ContextLengthExceeded."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from tickertape.api.admission import Admission
+from tickertape.api.answers import AnswerPlan, plan_answer, with_thinking
 from tickertape.api.calls import ChatCall, CompletionCall
 from tickertape.api.candidates import make_candidates
 from tickertape.api.generation import Generation
@@ -88,10 +89,11 @@ class Service:
                 param="echo",
             )
         sampling = self._check(call, model, 1, self._chat_rules)
-        await check_structure(model, call.decoding.structure)
+        plan = await plan_answer(model, call)
         limit = context_limit(model)
         prompt = await self._prompts.chat(model, call, limit)
-        return self._start(call, model, (prompt,), sampling, limit, arrival, self._chat_rules)
+        plan = with_thinking(plan, model, call, prompt.end)
+        return self._start(call, model, (prompt,), sampling, plan, limit, arrival, self._chat_rules)
 
     async def complete(self, call: CompletionCall) -> Generation:
         """As `chat`. Choice `prompt index * n + i` continues a prompt for the i-th time."""
@@ -100,10 +102,12 @@ class Service:
         if not call.prompts:
             raise InvalidRequest("Invalid value for 'prompt': there is none", param="prompt")
         sampling = self._check(call, model, len(call.prompts), self._completion_rules)
-        await check_structure(model, call.decoding.structure)
+        structure = call.decoding.structure
+        await check_structure(model, structure)
+        plan = AnswerPlan() if structure is None else AnswerPlan(structure.grammar, param=structure.param)
         limit = context_limit(model)
         prompts = await self._prompts.completion(model, call, limit)
-        return self._start(call, model, prompts, sampling, limit, arrival, self._completion_rules)
+        return self._start(call, model, prompts, sampling, plan, limit, arrival, self._completion_rules)
 
     def _check(
         self, call: ChatCall | CompletionCall, model: ServedModel, num_prompts: int, rules: _Rules
@@ -122,6 +126,7 @@ class Service:
         model: ServedModel,
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
+        plan: AnswerPlan,
         limit: int,
         arrival: float,
         rules: _Rules,
@@ -146,12 +151,12 @@ class Service:
         return Generation(
             model,
             prompts,
-            make_candidates(call, model, prompts, samplings, self._ids, arrival),
+            make_candidates(call, model, prompts, samplings, plan, self._ids, arrival),
             num_choices=decoding.n * len(prompts),
             ticket=ticket,
             meter=self._metrics.meter(model.name),
             clock=self._clock,
             arrival=arrival,
             timeout_s=call.timeout_s,
-            structure_param=None if decoding.structure is None else decoding.structure.param,
+            structure_param=plan.param,
         )

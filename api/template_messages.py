@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,8 @@ def _message(message: Mapping[str, Any], n: int, traits: TemplateTraits) -> Mess
     made["content"] = _content(message.get("content"), f"messages[{n}].content", traits)
     if calls := made.pop("tool_calls", None):
         made["tool_calls"] = [_tool_call(call, traits) for call in calls]
+    if traits.short_ids and "tool_call_id" in made:
+        made["tool_call_id"] = _short(made["tool_call_id"])
     return made
 
 
@@ -71,12 +74,19 @@ def _text(part: object, field: str) -> str:
 
 
 def _tool_call(call: Mapping[str, Any], traits: TemplateTraits) -> Mapping[str, Any]:
+    if traits.short_ids and "id" in call:
+        call = {**call, "id": _short(call["id"])}
     function = call.get("function")
     if not isinstance(function, Mapping) or "arguments" not in function:
         return call
     arguments = function["arguments"]
     made = _as_text(arguments) if traits.prints_arguments else _as_object(arguments)
     return {**call, "function": {**function, "arguments": made}}
+
+
+def _short(id: str) -> str:
+    """The same nine letters and digits for the same id."""
+    return hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
 def _as_text(arguments: object) -> str:

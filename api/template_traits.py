@@ -17,11 +17,16 @@ __all__ = ["TemplateTraits", "read_traits"]
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
     """`iterates_content`: a content may be a list of parts. `takes_text`: it may be a string (a template that only
-    iterates would walk its letters). `prints_arguments`: a call's arguments are wanted as JSON text, not an object."""
+    iterates would walk its letters). `prints_arguments`: a call's arguments are wanted as JSON text, not an object.
+    `shows_calls`, `shows_results`: calls in an assistant's message, and messages of role tool, are not lost or refused.
+    `short_ids`: the ids of calls must be nine letters and digits."""
 
     iterates_content: bool
     takes_text: bool
     prints_arguments: bool
+    shows_calls: bool = True
+    shows_results: bool = True
+    short_ids: bool = False
 
 
 def read_traits(tree: nodes.Template) -> TemplateTraits:
@@ -35,7 +40,18 @@ def read_traits(tree: nodes.Template) -> TemplateTraits:
         and not arguments.is_iterated()
         and not arguments.is_filtered("tojson", "items", "dictsort")
         and not arguments.is_tested("string", "mapping"),
+        shows_calls=_Field(tree, "tool_calls").is_used(),
+        shows_results=_is_written(tree, "tool") or (_Field(tree, "role").is_printed() and not _may_refuse(tree)),
+        short_ids=_Field(tree, "id").is_measured(9),
     )
+
+
+def _is_written(tree: nodes.Template, text: str) -> bool:
+    return any(found.value == text for found in tree.find_all(nodes.Const))
+
+
+def _may_refuse(tree: nodes.Template) -> bool:
+    return any(found.name == "raise_exception" for found in tree.find_all(nodes.Name))
 
 
 class _Field:
@@ -54,6 +70,19 @@ class _Field:
         return any(self._is_field(loop.iter) for loop in self._tree.find_all(nodes.For)) or any(
             isinstance(call.node, nodes.Getattr) and call.node.attr == "items" and self._is_field(call.node.node)
             for call in self._tree.find_all(nodes.Call)
+        )
+
+    def is_used(self) -> bool:
+        return any(self._is_field(found) for found in self._tree.find_all((nodes.Getattr, nodes.Getitem)))
+
+    def is_measured(self, length: int) -> bool:
+        """Whether its length is compared with this one."""
+        return any(
+            isinstance(found.expr, nodes.Filter)
+            and found.expr.name in ("length", "count")
+            and self._is_field(found.expr.node)
+            and any(isinstance(each.expr, nodes.Const) and each.expr.value == length for each in found.ops)
+            for found in self._tree.find_all(nodes.Compare)
         )
 
     def is_tested(self, *tests: str) -> bool:

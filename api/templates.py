@@ -10,7 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Final
 
-from jinja2 import Template, TemplateSyntaxError
+from jinja2 import Template, TemplateSyntaxError, meta
 
 from tickertape.api.model_files import read_json, special_tokens
 from tickertape.api.template_environment import Refused, TemplateSandbox, TooLong
@@ -30,6 +30,7 @@ _OURS: Final = frozenset({"messages", "tools", "add_generation_prompt", "continu
 class _Compiled:
     template: Template
     traits: TemplateTraits
+    variables: frozenset[str]
 
 
 class ChatTemplate:
@@ -52,6 +53,11 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._time_limit_s = time_limit_s
         self._compiled = {name: self._compile(*source) for name, source in sources.items()}
+        self.source = "\n".join(source for _, source in sources.values())
+        """All of them, to be searched."""
+        self.special_tokens = dict(special_tokens)
+        self.variables = frozenset[str]().union(*(each.variables for each in self._compiled.values()))
+        """What a template of these reads besides what it sets itself."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> ChatTemplate | None:
@@ -65,6 +71,16 @@ class ChatTemplate:
         """A template of the operator's choice, with the special tokens of a model. Raises StartupError."""
         tokens = {} if model_directory is None else special_tokens(model_directory)
         return cls({"default": (file.name, _read(file))}, special_tokens=tokens)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether it shows the model the tools it is given."""
+        return "tools" in self.variables
+
+    @property
+    def traits(self) -> TemplateTraits:
+        """Of the one that is used when there are tools."""
+        return self._choose([{}]).traits
 
     def render(
         self,
@@ -92,7 +108,7 @@ class ChatTemplate:
         if mark:
             mark_end(made[-1], mark)
         variables = {
-            **self._special_tokens,
+            **self.special_tokens,
             "documents": None,
             **(kwargs or {}),
             "messages": made,
@@ -106,7 +122,8 @@ class ChatTemplate:
         try:
             tree = self._sandbox.parse(source)
             traits = read_traits(tree)  # compiling changes the tree
-            return _Compiled(self._sandbox.compile(tree, origin), traits)
+            variables = frozenset(meta.find_undeclared_variables(tree))
+            return _Compiled(self._sandbox.compile(tree, origin), traits, variables)
         except TemplateSyntaxError as error:
             raise StartupError(
                 f"{origin}, line {error.lineno}: {_one_line(error.message)}", code="BadChatTemplate"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from tickertape.api.detokenizer import Detokenizer
-from tickertape.api.events import Piece, StopReason
+from tickertape.api.events import Ending, Piece, StopReason
 from tickertape.api.stop_strings import StopStrings
-from tickertape.core.request import FinishReason, TokenDelta, TokenLogprobs
+from tickertape.core.request import TokenDelta, TokenLogprobs
 
 __all__ = ["TextStream"]
 
@@ -48,11 +49,12 @@ class TextStream:
         self._num_unended = 0
         self._produced = self._released = 0  # characters
         self.num_tokens = 0
-        self.finish: FinishReason | None = None
+        self.num_reasoning_tokens = 0
+        self.finish: Ending | None = None
         self.stop_reason: StopReason = None
 
-    def push(self, delta: TokenDelta) -> Piece | None:
-        """The next piece, or None while all of it is held. Once a piece had `finish`, nothing more may be pushed."""
+    def push(self, delta: TokenDelta) -> Sequence[Piece]:
+        """The next piece; none while all of it is held. Once a piece had `finish`, nothing more may be pushed."""
         tokens = delta.tokens
         end = delta.finish
         hidden = len(tokens) - 1 if end is not None and end.stop_token is not None and not self._include_stop else -1
@@ -77,8 +79,8 @@ class TextStream:
                     text += self._stops.flush()
         if not self._aligned:
             if not text and self.finish is None:
-                return None
-            return Piece(self._choice, text, finish=self.finish, stop_reason=self.stop_reason)
+                return ()
+            return (Piece(self._choice, text, finish=self.finish, stop_reason=self.stop_reason),)
         return self._align(text)
 
     def _release(self, made: str) -> str:
@@ -104,7 +106,7 @@ class TextStream:
             self._num_unended = 0
         self._pending.append((token, entry, self._produced, end))
 
-    def _align(self, text: str) -> Piece | None:
+    def _align(self, text: str) -> Sequence[Piece]:
         self._released += len(text)
         tokens: list[int] = []
         entries: list[TokenLogprobs] = []
@@ -118,8 +120,8 @@ class TextStream:
                 entries.append(entry)
                 offsets.append(start)
         if not text and not tokens and self.finish is None:
-            return None
-        return Piece(
+            return ()
+        piece = Piece(
             self._choice,
             text,
             tuple(tokens) if self._with_tokens else (),
@@ -128,3 +130,4 @@ class TextStream:
             self.finish,
             self.stop_reason,
         )
+        return (piece,)

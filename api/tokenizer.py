@@ -25,7 +25,8 @@ class TextTokenizer:
     """A model's tokenizer. Immutable but for its caches, and thread-safe.
 
     `vocab_size` counts the tokenizer's own tokens, added ones included; the model's vocabulary may be padded beyond
-    it. `eos_token_ids` end a text, in the order the model's files give them.
+    it. `added_texts` are the texts of these, special or not. `eos_token_ids` end a text, in the order the model's
+    files give them.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class TextTokenizer:
         self._added: Mapping[int, str] = {id: token.content for id, token in added.items()}
         self._pieces: dict[int, Piece | None] = {}  # filled as ids are met: most of a vocabulary never is
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self.added_texts = frozenset(self._added.values())
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self.bos_token_id = bos_token_id
         self.eos_token_ids = tuple(eos_token_ids)

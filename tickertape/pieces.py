@@ -104,6 +104,7 @@ def wire_options(settings: Settings) -> WireOptions:
         send_timeout_s=settings.sse_send_timeout_s,
         request_timeout_s=settings.request_timeout_s,
         lenient=settings.lenient,
+        trust_chat_templates=settings.trust_request_chat_template,
         max_body_bytes=int(settings.max_body_bytes),
         max_json_depth=settings.max_json_depth,
         cors_origins=settings.cors_origins,

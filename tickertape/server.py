@@ -17,9 +17,11 @@ import uvloop
 from tickertape.api.admission import Admission
 from tickertape.api.app import build_app
 from tickertape.api.health import Readiness
+from tickertape.api.isolated_renders import IsolatedRenders
 from tickertape.api.metrics import Metrics
 from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.models import Models, ServedModel
+from tickertape.api.output_format import OutputFormat
 from tickertape.api.prompts import PromptEncoder
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.service import Service
@@ -85,6 +87,7 @@ class Host(Protocol):
 class _Text(NamedTuple):
     tokenizer: ModelTokenizer
     template: ChatTemplate | None
+    output: OutputFormat
 
 
 class _Hosted(NamedTuple):
@@ -119,7 +122,7 @@ class Front:
             self._readiness,
             self._metrics,
             clock,
-            PromptEncoder(self._renders),
+            PromptEncoder(self._renders, IsolatedRenders() if settings.trust_request_chat_template else None),
             call_limits(settings),
         )
 
@@ -176,6 +179,7 @@ class Front:
                 engine=hosted.host.engine,
                 tokenizer=hosted.text.tokenizer,
                 template=hosted.text.template,
+                output=hosted.text.output,
                 max_model_len=ready.stats.max_model_len or limits.max_model_len,
                 vocab_size=hosted.configure.spec.vocab_size,
                 created=int(time.time()),
@@ -226,7 +230,7 @@ class Front:
     async def _host(self, spec: ModelSpec, plugins: Plugins, worker: Child | None) -> None:
         backend = plugins.choose(spec, self._settings.backend)
         configure = configure_message(self._settings, spec, backend, num_models=len(self._fetch.models))
-        text = await asyncio.to_thread(_read_text, Path(spec.path), plugins)
+        text = await asyncio.to_thread(_read_text, Path(spec.path), plugins, self._settings)
         host = self._make_host(configure, worker)
         self._hosted[spec.name] = _Hosted(configure, backend, text, host)
         self._metrics.declare(spec.name)
@@ -272,5 +276,14 @@ class Front:
         print(f"\ntickertape serves {', '.join(self._hosted)} on {url}. Try:\n\n{text}\n", file=sys.stderr, flush=True)
 
 
-def _read_text(directory: Path, plugins: Plugins) -> _Text:
-    return _Text(read_tokenizer(directory, plugins.tokenizers), ChatTemplate.from_directory(directory))
+def _read_text(directory: Path, plugins: Plugins, settings: Settings) -> _Text:
+    tokenizer = read_tokenizer(directory, plugins.tokenizers)
+    template = ChatTemplate.from_directory(directory)
+    output = OutputFormat.of(
+        plugins.parsers.values(),
+        template,
+        tokenizer,
+        reasoning=settings.reasoning_parser,
+        tools=settings.tool_parser,
+    )
+    return _Text(tokenizer, template, output)

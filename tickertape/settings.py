@@ -107,6 +107,15 @@ class Settings(BaseSettings):
     )
     max_headers: int = setting(128, "Most headers of a request.", "Listening", ge=8)
     lenient: bool = setting(False, "Serve requests with fields that cannot be honoured; say so in a header.", "Wire")
+    trust_request_chat_template: bool = setting(
+        False, "Take chat templates from requests; each is rendered in a bounded process.", "Wire"
+    )
+    reasoning_parser: str = setting(
+        "auto", "Parser that tells reasoning from the answer, or none. [default: by the model's template]", "Wire"
+    )
+    tool_parser: str = setting(
+        "auto", "Parser that finds tool calls, or none. [default: by the model's template]", "Wire"
+    )
     sse_keep_alive_s: float = setting(15.0, "Seconds of silence before a stream's keep-alive comment.", "Wire", gt=0)
     sse_head_delay_s: float = setting(
         0.5, "Seconds a stream's status waits for the first token, so that faults until then have one.", "Wire", ge=0

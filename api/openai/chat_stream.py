@@ -65,6 +65,8 @@ class ChatStream:
 
     def _piece(self, piece: Piece) -> bytes:
         if piece.finish is None:
+            if piece.kind != "content" or piece.call is not None:
+                return self._text(piece)
             if piece.logprobs is None and not piece.tokens and self._tail.constant and not self._extra:
                 content = encode_text(piece.text)
                 return b'%b%d,"delta":{"content":%b%b' % (self._choice, piece.choice, content, self._text_end)
@@ -77,14 +79,8 @@ class ChatStream:
         logprobs = b"null"
         if piece.logprobs is not None:
             logprobs = _encode(chat_logprobs(piece.logprobs, self._names))
-        content = encode_text(piece.text)
-        return self._chunk(
-            piece.choice,
-            b'{"content":' + content + b"}",
-            logprobs=logprobs,
-            tokens=piece.tokens,
-            content_bytes=len(content),
-        )
+        delta, content_bytes = _delta(piece)
+        return self._chunk(piece.choice, delta, logprobs=logprobs, tokens=piece.tokens, content_bytes=content_bytes)
 
     def _finish(self, piece: Piece, *, with_entries: bool) -> bytes:
         logprobs = b"null"
@@ -118,3 +114,17 @@ class ChatStream:
         return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}]%b%b' % (
             self._choice, index, delta, logprobs, finish, ids, extra, self._tail.close(so_far, content_bytes),
         )  # fmt: skip
+
+
+def _delta(piece: Piece) -> tuple[bytes, int]:
+    """What a piece adds to the message, and how many bytes of it are the model's own words."""
+    if (call := piece.call) is not None:
+        words = encode_text(call.arguments if call.name is None else call.name)
+        if call.name is None:
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (call.index, words), len(words)
+        head = b'{"tool_calls":[{"index":%d,"id":%b,"type":"function","function":{"name":%b,"arguments":""}}]}'
+        return head % (call.index, encode_text(call.id or ""), words), len(words)
+    words = encode_text(piece.text)
+    if piece.kind == "reasoning":
+        return b'{"reasoning":%b,"reasoning_content":%b}' % (words, words), len(words)
+    return b'{"content":' + words + b"}", len(words)

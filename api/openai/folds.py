@@ -27,10 +27,26 @@ __all__ = ["fold_chat", "fold_completion"]
 PromptLogprobs = list[dict[str, PromptEntry] | None]
 
 
+class _Function(Struct):
+    name: str
+    arguments: str
+
+
+class _ToolCall(Struct):
+    id: str
+    type: str
+    function: _Function
+
+
 class _ChatMessage(Struct):
+    """`content` is null beside calls when there is none."""
+
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[_ToolCall] | UnsetType = UNSET
 
 
 class _ChatChoice(Struct):
@@ -80,13 +96,22 @@ class _Whole:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: list[tuple[str, str, list[str]]] = []  # id, name, parts of the arguments
         self.tokens: list[int] = []
         self.parts: list[tuple[int, Piece | Echo]] = []  # with the offset that the part's own offsets start from
         self.num_echoed = 0
         self.last: Piece | None = None
 
     def add(self, event: Piece | Echo) -> None:
-        self.texts.append(event.text)
+        if isinstance(event, Piece) and event.kind == "reasoning":
+            self.reasoning.append(event.text)
+        else:
+            self.texts.append(event.text)
+        if isinstance(event, Piece) and (part := event.call) is not None:
+            if part.id is not None and part.name is not None:
+                self.calls.append((part.id, part.name, []))
+            self.calls[part.index][2].append(part.arguments)
         if event.logprobs is not None:
             self.parts.append((self.num_echoed, event))
         if isinstance(event, Echo):
@@ -95,6 +120,18 @@ class _Whole:
         self.tokens += event.tokens
         if event.finish is not None:
             self.last = event
+
+    @property
+    def message(self) -> _ChatMessage:
+        content = "".join(self.texts)
+        made = _ChatMessage("assistant", content if content or not self.calls else None)
+        if self.reasoning:
+            made.reasoning = made.reasoning_content = "".join(self.reasoning)
+        if self.calls:
+            made.tool_calls = [
+                _ToolCall(id, "function", _Function(name, "".join(parts))) for id, name, parts in self.calls
+            ]
+        return made
 
     @property
     def finish(self) -> tuple[str, StopReason]:
@@ -145,7 +182,7 @@ async def fold_chat(generation: Generation, head: Head, names: TokenNames, *, re
         reason, stop_reason = whole.finish
         choice = _ChatChoice(
             index,
-            _ChatMessage("assistant", "".join(whole.texts)),
+            whole.message,
             whole.chat_logprobs(names),
             reason,
             stop_reason,

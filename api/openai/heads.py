@@ -53,5 +53,5 @@ def usage_body(usage: Usage) -> UsageBody:
         usage.completion_tokens,
         usage.prompt_tokens + usage.completion_tokens,
         _PromptDetails(usage.cached_tokens),
-        _CompletionDetails(0),
+        _CompletionDetails(usage.reasoning_tokens),
     )

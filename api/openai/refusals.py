@@ -26,7 +26,6 @@ CHAT_FIXED: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
         **_COMMON,
         "audio": (),
-        "chat_template": (),
         "documents": ([],),
         "function_call": ("none",),
         "functions": ([],),
@@ -35,9 +34,6 @@ CHAT_FIXED: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "prediction": (),
         "prompt_cache_options": (),
         "prompt_cache_retention": ("in_memory", "in-memory"),
-        "reasoning_effort": ("none",),
-        "tool_choice": ("none",),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }

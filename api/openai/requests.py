@@ -1,20 +1,21 @@
 """The bodies of /v1/chat/completions and /v1/completions: every field of the OpenAI APIs and every extra of vLLM that
 we know, and no other. Types are checked here; ranges and the model's own bounds in the service, for every wire.
 
-A field that stands in `refusals.py` takes only what is listed there. `user`, `metadata`, `safety_identifier`,
-`prompt_cache_key` and `parallel_tool_calls` (there are no tools) have no effect and are accepted.
+A field that stands in `refusals.py` takes only what is listed there. `user`, `metadata`, `safety_identifier` and
+`prompt_cache_key` have no effect and are accepted.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tickertape.api.calls import ChatCall, CompletionCall, Decoding, ProcessorCall, PromptInput
+from tickertape.api.calls import ChatCall, CompletionCall, Decoding, ProcessorCall, PromptInput, Reasoning
 from tickertape.api.openai.fields import MAX_ENTRIES, Closed, TextOrTexts
 from tickertape.api.openai.messages import Message, as_template_message
 from tickertape.api.openai.structure import Choices, ResponseFormat, StructuredOutputs, structure_of
+from tickertape.api.openai.tools import ToolChoice, Tools, tool_use
 from tickertape.core.errors import InvalidRequest
 
 __all__ = ["ChatRequest", "CompletionRequest", "StreamOptions", "to_chat_call", "to_completion_call"]
@@ -97,14 +98,19 @@ class ChatRequest(SharedRequest):
     max_completion_tokens: int | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_key: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    tool_choice: ToolChoice | None = None
+    tools: Tools | None = None
     safety_identifier: str | None = None
     # vLLM
     add_generation_prompt: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     # see refusals.py
     audio: Any = None
-    chat_template: Any = None
     documents: Any = None
     function_call: Any = None
     functions: Any = None
@@ -113,9 +119,6 @@ class ChatRequest(SharedRequest):
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -156,10 +159,24 @@ def to_chat_call(request: ChatRequest, *, tenant: str, timeout_s: float | None) 
         add_generation_prompt=not request.continue_final_message if add_prompt is None else add_prompt,
         continue_final_message=bool(request.continue_final_message),
         echo=bool(request.echo),
+        tools=tool_use(request.tools, request.tool_choice, parallel=request.parallel_tool_calls is not False),
+        reasoning=Reasoning(
+            effort=request.reasoning_effort,
+            budget=_budget(request.thinking_token_budget),
+            shown=request.include_reasoning is not False,
+        ),
+        template=request.chat_template,
         template_kwargs=request.chat_template_kwargs or {},
         tenant=tenant,
         timeout_s=timeout_s,
     )
+
+
+def _budget(given: int | None) -> int | None:
+    if given is not None and given < 0:
+        raise InvalidRequest("Invalid value for 'thinking_token_budget': must be at least 0",
+                             param="thinking_token_budget")  # fmt: skip
+    return given
 
 
 def to_completion_call(request: CompletionRequest, *, tenant: str, timeout_s: float | None) -> CompletionCall:

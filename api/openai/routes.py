@@ -66,11 +66,13 @@ class Chat:
     stream_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, options: WireOptions) -> None:
         self._service = service
+        # A template from a client is a program: only where the operator trusts these.
+        self._fixed = CHAT_FIXED if options.trust_chat_templates else {**CHAT_FIXED, "chat_template": ()}
 
     def parse(self, body: Mapping[str, Any], *, lenient: bool) -> Parsed:
-        return _parse(ChatRequest, CHAT_FIXED, body, lenient)
+        return _parse(ChatRequest, self._fixed, body, lenient)
 
     async def start(self, request: ChatRequest, *, tenant: str, timeout_s: float | None) -> Generation:
         return await self._service.chat(to_chat_call(request, tenant=tenant, timeout_s=timeout_s))
@@ -125,7 +127,7 @@ def openai_routes(service: Service, models: Models, options: WireOptions) -> lis
     return [
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", get_model, methods=["GET"]),
-        Route("/v1/chat/completions", Endpoint(Chat(service), options), methods=["POST"]),
+        Route("/v1/chat/completions", Endpoint(Chat(service, options), options), methods=["POST"]),
         Route("/v1/completions", Endpoint(Completion(service), options), methods=["POST"]),
     ]
 

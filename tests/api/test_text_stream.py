@@ -63,9 +63,7 @@ def play(
         if last:
             reason = Finish("length") if ended_by is None else Finish("stop", ended_by)
         entries = tuple(TokenLogprobs((token,), (-1.0,), 1) for token in tokens)
-        piece = stream.push(TokenDelta(tuple(tokens), logprobs=entries, finish=reason))
-        if piece is not None:
-            pieces.append(piece)
+        pieces.extend(stream.push(TokenDelta(tuple(tokens), logprobs=entries, finish=reason)))
         if stream.finish is not None:
             break
     return Gathered(pieces), stream

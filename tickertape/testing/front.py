@@ -15,11 +15,13 @@ from starlette.types import ASGIApp
 from tickertape.api.admission import Admission, AdmissionLimits
 from tickertape.api.app import build_app
 from tickertape.api.health import Readiness
+from tickertape.api.isolated_renders import IsolatedRenders
 from tickertape.api.keys import Keys
 from tickertape.api.limits import CallLimits
 from tickertape.api.metrics import Metrics
 from tickertape.api.models import Models, ServedModel
 from tickertape.api.options import WireOptions
+from tickertape.api.output_format import OutputFormat
 from tickertape.api.prompts import PromptEncoder
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.service import Service
@@ -30,15 +32,16 @@ from tickertape.core.memory import Limits
 from tickertape.grammar.checker import CheckThreads, MatcherChecker
 from tickertape.grammar.compiler import MatcherCompiler
 from tickertape.grammar.vocabulary import model_vocabulary
-from tickertape.plugins import Batch, Capabilities, ModelSpec
+from tickertape.plugins import Batch, Capabilities, ModelSpec, OutputParserSpec
 from tickertape.plugins.backends.scripted.runner import ScriptedRunner
 from tickertape.plugins.backends.scripted.script import Script
+from tickertape.plugins.parsers import bare_json, deepseek, harmony, hermes, mistral, pythonic, qwen_xml, think
 from tickertape.testing import templates
 from tickertape.testing.asgi import Answer, AsgiClient, Connection
 from tickertape.testing.checks import check_idle
 from tickertape.testing.tokenizers import write_byte_level, write_sentencepiece
 
-__all__ = ["PLAIN_TEXT", "Front", "front", "spoken", "until"]
+__all__ = ["PLAIN_TEXT", "Front", "built_in_parsers", "front", "spoken", "until"]
 
 PLAIN_TEXT = "A known text."
 """What any prompt that calls for no other play is answered with."""
@@ -118,6 +121,14 @@ class Front:
         await self.idle()
 
 
+def built_in_parsers() -> Sequence[OutputParserSpec]:
+    """In the order in which a server registers them."""
+    specs: list[OutputParserSpec] = []
+    for module in (bare_json, deepseek, harmony, hermes, mistral, pythonic, qwen_xml, think):
+        module.register_output_parsers(specs.append)
+    return specs
+
+
 @asynccontextmanager
 async def front(
     directory: Path,
@@ -125,6 +136,9 @@ async def front(
     *,
     sentencepiece: bool = False,
     template: str | None = templates.CHATML,
+    reasoning_parser: str = "auto",
+    tool_parser: str = "auto",
+    isolated: IsolatedRenders | None = None,
     max_model_len: int = 512,
     max_num_seqs: int = 8,
     max_batch_tokens: int = 256,
@@ -169,11 +183,15 @@ async def front(
     checks = CheckThreads()
     readiness = Readiness(time.monotonic)
     models = Models(readiness)
+    chat_template = ChatTemplate.from_directory(directory)
     model = ServedModel(
         name=_NAME,
         engine=engine,
         tokenizer=tokenizer,
-        template=ChatTemplate.from_directory(directory),
+        template=chat_template,
+        output=OutputFormat.of(
+            built_in_parsers(), chat_template, tokenizer, reasoning=reasoning_parser, tools=tool_parser
+        ),
         max_model_len=max_model_len,
         vocab_size=_VOCAB_SIZE,
         created=1_700_000_000,
@@ -186,7 +204,9 @@ async def front(
     readiness.set_state("ready")
     metrics = Metrics(lambda: {each.name: each.engine.stats() for each in models.list()})
     renders = RenderPool(max_waiting=4096)  # what waits is for the admission to bound
-    service = Service(models, Admission(admission), readiness, metrics, time.monotonic, PromptEncoder(renders), limits)
+    service = Service(
+        models, Admission(admission), readiness, metrics, time.monotonic, PromptEncoder(renders, isolated), limits
+    )
     headers = {"content-type": "application/json"}
     if api_keys:
         headers["authorization"] = f"Bearer {api_keys[0]}"

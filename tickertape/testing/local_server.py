@@ -18,6 +18,7 @@ from tickertape.api.health import Readiness
 from tickertape.api.keys import Keys
 from tickertape.api.metrics import Metrics
 from tickertape.api.models import Models, ServedModel
+from tickertape.api.output_format import OutputFormat
 from tickertape.api.prompts import PromptEncoder
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.service import Service
@@ -123,6 +124,7 @@ class LocalServer:
         checks = CheckThreads()
         stack.callback(checks.close)
         tokenizer = read_tokenizer(Path(spec.path), plugins.tokenizers)
+        template = ChatTemplate.from_directory(Path(spec.path))
         readiness = Readiness(time.monotonic)
         models = Models(readiness)
         models.add(
@@ -130,7 +132,8 @@ class LocalServer:
                 name=spec.name,
                 engine=self.engine,
                 tokenizer=tokenizer,
-                template=ChatTemplate.from_directory(Path(spec.path)),
+                template=template,
+                output=OutputFormat.of(plugins.parsers.values(), template, tokenizer),
                 max_model_len=self._limits.max_model_len,
                 vocab_size=spec.vocab_size,
                 created=int(time.time()),
