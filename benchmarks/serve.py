@@ -77,7 +77,7 @@ def measure(
     return {name: median_round(results) for name, results in rounds.items()}
 
 
-def figures_of(label: str, results: dict[str, Round]) -> list[Figure]:
+def figures_of(label: str, results: dict[str, Round], goal_ratio: float | None) -> list[Figure]:
     figures = []
     for name, result in results.items():
         prefix = f"serve.{label}.{name}"
@@ -92,7 +92,9 @@ def figures_of(label: str, results: dict[str, Round]) -> list[Figure]:
         if name != "tickertape":
             ratio = results["tickertape"].tokens_per_s / result.tokens_per_s
             figures.append(
-                Figure(f"serve.{label}.ratio.{name}", ratio, "x", better="higher", what="tokens/s, ours/peer")
+                Figure(
+                    f"serve.{label}.ratio.{name}", ratio, "x", goal_ratio, better="higher", what="tokens/s, ours/peer"
+                )
             )
     return figures
 
@@ -132,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results = measure(
                 targets, load, num_prompts=num_prompts, num_rounds=options.num_rounds, num_words=num_words
             )
-            figures += figures_of(label, results)
+            figures += figures_of(label, results, options.goal_ratio)
     title = (
         f"{options.model or 'demo model'}, {options.dtype}, ~{options.prompt_tokens} in, {options.output_tokens} out"
     )
@@ -152,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-rounds", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=60)
     parser.add_argument("--output-tokens", type=int, default=48)
+    parser.add_argument("--goal-ratio", type=float, help="what ours/peer must reach")
     parser.add_argument("--ours", nargs=argparse.REMAINDER, default=[], help="further flags of tickertape serve")
     return parser
 
