@@ -26,6 +26,7 @@ from tickertape.plugins import (
     ParserContext,
     PluginRoute,
     Progress,
+    ReasoningPart,
     RequestEvent,
     StepEvent,
     TokenizerSpec,
@@ -475,6 +476,39 @@ def test_a_parser_that_cannot_be_made_or_asked_counts_as_none() -> None:
     assert spec.make(ParserContext()).feed("ab", True) == (ContentPart("ab"),)
     assert spec.detects(None) == 0  # type: ignore[arg-type]
     assert plugins.faults.counts == {"loud": 2}
+
+
+class Thinks:
+    """Everything before "known" is thought; then it breaks."""
+
+    def feed(self, text: str, final: bool) -> Sequence[ReasoningPart]:
+        if "k" in text:
+            raise ValueError("no more thoughts")
+        return (ReasoningPart(text),) if text else ()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_parser_that_raises_in_a_chat_costs_that_chat_its_parts(
+    server: MakeServer, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def register_output_parsers(register: Callable[[OutputParserSpec], None]) -> None:
+        spec = OutputParserSpec(name="thinks", kind="reasoning", make=lambda context: Thinks(), detects=lambda signs: 3)
+        register(spec)
+
+    served = server({"deep": plugin(register_output_parsers=register_output_parsers)})
+    answer = served.chat(stream=stream)
+    assert answer.status == 200, answer.body
+    if stream:
+        parts = [c["delta"] for chunk in answer.chunks for c in chunk["choices"]]
+        thought = "".join(part.get("reasoning_content") or part.get("reasoning") or "" for part in parts)
+        said = "".join(part.get("content") or "" for part in parts)
+        assert (thought, said) == ("A ", "known text.")
+        assert answer.events[-1] == "[DONE]"
+    else:
+        assert "known text." in answer.json()["choices"][0]["message"]["content"]
+    assert "plugin 'deep' failed in parser 'thinks': ValueError: no more thoughts" in caplog.messages
+    assert text(served.complete()) == KNOWN
+    assert served.plugins.faults.counts == {"deep": 1}
 
 
 # -- the list --------------------------------------------------------------------------------------------------------
