@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tickertape.api.calls import Structure, Tool, ToolUse
+from tickertape.api.calls import Structure, ToolUse
 from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.core.errors import InvalidRequest
 from tickertape.core.output_parser import CallFormat, OutputParserSpec
@@ -17,10 +17,8 @@ __all__ = ["call_grammar", "parameters_schema"]
 
 _NO_ARGUMENTS: Final = '{"type":"object","properties":{},"additionalProperties":false}'
 _ANY_ARGUMENTS: Final = '{"type":"object"}'
-_OPEN_KEYWORDS: Final = frozenset(
-    {"$ref", "additionalProperties", "allOf", "anyOf", "oneOf", "patternProperties", "required"}
-)
-"""With any of these a schema without properties may still ask for some."""
+_SAYS_NOTHING: Final = frozenset({"$schema", "description", "properties", "required", "title", "type"})
+"""With these alone, and no property named by them, a schema asks for no arguments."""
 
 
 def call_grammar(
@@ -29,7 +27,7 @@ def call_grammar(
     """What an answer must follow for the sake of its calls: it must be some where they are required, and where one is
     made of a tool that is `strict` its arguments must satisfy the schema. A `structure` is what the answer must be when
     it is no call. None: nothing needs to be held to anything. Raises InvalidRequest where that cannot be done."""
-    writer = _Writer(use.callable, spec, tokenizer)
+    writer = _Writer(use, spec, tokenizer)
     if use.required:
         return writer.calls_alone(parallel=use.parallel)
     if structure is not None:
@@ -40,7 +38,9 @@ def call_grammar(
 def parameters_schema(parameters: Mapping[str, Any] | None) -> str:
     """The schema that the arguments of a call must satisfy: always an object, and an empty one when nothing is said
     of its properties."""
-    if not parameters or (not parameters.get("properties") and _OPEN_KEYWORDS.isdisjoint(parameters)):
+    parameters = parameters or {}
+    said = {key for key, value in parameters.items() if (key, value) != ("additionalProperties", False)}
+    if said <= _SAYS_NOTHING and not parameters.get("properties") and not parameters.get("required"):
         return _NO_ARGUMENTS
     if "type" not in parameters and not {"$ref", "allOf", "anyOf", "oneOf"} & parameters.keys():
         parameters = {"type": "object", **parameters}
@@ -48,8 +48,14 @@ def parameters_schema(parameters: Mapping[str, Any] | None) -> str:
 
 
 class _Writer:
-    def __init__(self, tools: Sequence[Tool], spec: OutputParserSpec, tokenizer: ModelTokenizer) -> None:
-        self._tools = tools
+    """Arguments are held to their schemas where a call is required, else where their tool is strict."""
+
+    def __init__(self, use: ToolUse, spec: OutputParserSpec, tokenizer: ModelTokenizer) -> None:
+        self._names = [tool.name for tool in use.callable]
+        self._schemas = [
+            parameters_schema(tool.parameters) if use.required or tool.strict else _ANY_ARGUMENTS
+            for tool in use.callable
+        ]
         self._spec = spec
         self._special = {tokenizer.token_text(token): token for token in tokenizer.special_ids}
         longest_first = sorted(filter(None, self._special), key=len, reverse=True)
@@ -66,7 +72,7 @@ class _Writer:
 
     def calls_alone(self, *, parallel: bool) -> Grammar:
         format = self._format
-        return self._grammar("start: calls", self._calls(format.before + format.open, parallel=parallel), strict=True)
+        return self._grammar("start: calls", self._calls(format.before + format.open, parallel=parallel))
 
     def calls_or(self, structure: Structure, *, parallel: bool) -> Grammar:
         """The whole answer is either."""
@@ -78,7 +84,7 @@ class _Writer:
                 param=structure.param,
             )
         rules = self._calls(format.before + format.open, parallel=parallel)
-        made = self._grammar("start: calls | @answer", rules, strict=False)
+        made = self._grammar("start: calls | @answer", rules)
         return Grammar(made.kind, made.source, (*made.parts, ("answer", structure.grammar.source)))
 
     def calls_in_text(self, *, parallel: bool) -> Grammar:
@@ -94,7 +100,7 @@ class _Writer:
             if whole[0] not in "{[":
                 raise _refused(f"'strict' cannot be kept in the format that this model writes calls in ({spec.name})")
             rules = self._calls(whole, parallel=parallel)
-            return self._grammar("start: calls | FREE\nFREE: /([^\\s{\\[`](?s:.*))?/", rules, strict=False)
+            return self._grammar("start: calls | FREE\nFREE: /([^\\s{\\[`](?s:.*))?/", rules)
         rules = self._calls(whole.removeprefix(trigger), parallel=parallel)
         found = self._specials.match(trigger)
         if found is not None:
@@ -102,7 +108,7 @@ class _Writer:
             text = f"start: (TEXT? begun calls)* TEXT?\nTEXT: /(?s:.+)/\nbegun: {begun}"
         else:
             text = f"start: (begun calls)* TEXT\nTEXT: /(?s:.*)/\nbegun[lazy]: TEXT {json.dumps(trigger)}"
-        return self._grammar(text, rules, strict=False)
+        return self._grammar(text, rules)
 
     def _calls(self, first: str, *, parallel: bool) -> list[str]:
         """Rules of `calls`, whose beginning is written as `first`."""
@@ -111,21 +117,15 @@ class _Writer:
         rules = [f"calls: {self._literal(first)} call{more} {self._literal(format.after)}"]
         if parallel:
             rules.append(f"more: {self._literal(format.between + format.open)} call")
-        rules.append("call: " + " | ".join(f"call_{n}" for n in range(len(self._tools))))
-        for n, tool in enumerate(self._tools):
-            before = self._literal(tool.name + format.middle)
-            rules.append(f"call_{n}: {before} @arguments_{n} {self._literal(format.close)}")
+        rules.append("call: " + " | ".join(f"call_{n}" for n in range(len(self._names))))
+        for n, name in enumerate(self._names):
+            before = self._literal(name + format.middle)
+            arguments = '"{}"' if self._schemas[n] == _NO_ARGUMENTS else f"@arguments_{n}"
+            rules.append(f"call_{n}: {before} {arguments} {self._literal(format.close)}")
         return rules
 
-    def _grammar(self, start: str, rules: Iterable[str], *, strict: bool) -> Grammar:
-        """`strict`: all arguments are held to their schemas, else those of strict tools."""
-        parts = [
-            (
-                f"arguments_{n}",
-                parameters_schema(tool.parameters) if strict or tool.strict else _ANY_ARGUMENTS,
-            )
-            for n, tool in enumerate(self._tools)
-        ]
+    def _grammar(self, start: str, rules: Iterable[str]) -> Grammar:
+        parts = [(f"arguments_{n}", schema) for n, schema in enumerate(self._schemas) if schema != _NO_ARGUMENTS]
         return Grammar("lark", "\n".join([start, *rules]), tuple(parts))
 
     def _literal(self, text: str) -> str:

@@ -21,8 +21,9 @@ from tickertape.grammar.text import one_line, to_library
 
 __all__ = ["MatcherCompiler", "MatcherConstraint", "compile_matcher"]
 
-_MAX_KEPT: Final = 256
-_MAX_KEPT_CHARS: Final = 4 << 20
+_MAX_KEPT: Final = 64
+_MAX_KEPT_CHARS: Final = 2 << 20
+_MAX_LEXER_STATES: Final = 30_000
 
 
 def compile_matcher(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
@@ -33,7 +34,7 @@ def compile_matcher(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
-        max_lexer_states=100_000,
+        max_lexer_states=_MAX_LEXER_STATES,
         max_grammar_size=200_000,
         verbose_errors=False,
     )
@@ -49,29 +50,47 @@ def compile_matcher(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
     return matcher
 
 
-class MatcherConstraint:
-    """Implements `tickertape.core.grammar.Constraint`."""
+def _num_chars(grammar: Grammar) -> int:
+    return len(grammar.source) + sum(len(schema) for _, schema in grammar.parts)
 
-    __slots__ = ("_matcher", "_num_words", "_own_ends", "_stops", "is_done")
+
+class MatcherConstraint:
+    """Implements `tickertape.core.grammar.Constraint`.
+
+    The matchers of one grammar share the states that its lexer has met, whose number is bounded: the library fails
+    whoever meets one more. That need not be who met the others, so the matcher is replaced once, by `renew`.
+    """
+
+    __slots__ = ("_matcher", "_num_words", "_own_ends", "_renew", "_stops", "_tokens", "is_done")
 
     def __init__(
-        self, matcher: LLMatcher, num_words: int, own_ends: Collection[int], stop_tokens: Collection[int]
+        self,
+        matcher: LLMatcher,
+        renew: Callable[[], LLMatcher],
+        num_words: int,
+        own_ends: Collection[int],
+        stop_tokens: Collection[int],
     ) -> None:
         self._matcher = matcher
+        self._renew: Callable[[], LLMatcher] | None = renew
+        self._tokens: list[int] = []
         self._num_words = num_words  # of the library's mask; the model's may be shorter
         self._own_ends = [(token >> 5, 1 << (token & 31)) for token in own_ends if token not in stop_tokens]
         self._stops = [(token >> 5, 1 << (token & 31)) for token in stop_tokens]
         self.is_done = matcher.is_stopped()
 
     def accept(self, tokens: Sequence[int]) -> None:
-        if not self._matcher.consume_tokens(list(tokens)):
+        self._tokens += tokens
+        if not self._matcher.consume_tokens(list(tokens)) and not self._replace():
             raise RowError(f"the output left its grammar: {one_line(self._matcher.get_error())}")
         self.is_done = self._matcher.is_stopped()
 
     def fill(self, line: NDArray[np.int32]) -> None:
-        matcher = self._matcher
         own = line if len(line) == self._num_words else np.empty(self._num_words, dtype=np.int32)
-        matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+        if self._matcher.is_error() and self._replace():
+            self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+        matcher = self._matcher
         if matcher.is_error():
             raise _gave_out(one_line(matcher.get_error()))
         if own is not line:
@@ -84,6 +103,13 @@ class MatcherConstraint:
                 words[word] |= bit
         if not line.any():
             raise _gave_out("it allows no token here")
+
+    def _replace(self) -> bool:
+        """Goes on with a new matcher where this one gave out; False when that does not help."""
+        if self._renew is None:
+            return False
+        self._matcher, self._renew = self._renew(), None
+        return not self._tokens or self._matcher.consume_tokens(self._tokens)
 
 
 def _gave_out(reason: str) -> InvalidRequest:
@@ -124,24 +150,32 @@ class MatcherCompiler:
         return answer
 
     def _answer(self, vocabulary: LLTokenizer, grammar: Grammar, stops: Collection[int]) -> MatcherConstraint:
+        answer = replace(grammar, thinking=None)
         try:
-            matcher = self._matcher(vocabulary, replace(grammar, thinking=None))
+            kept, matcher = self._matcher(vocabulary, answer)
         except InvalidRequest as error:
             raise InvalidRequest(error.message, code=error.code, param="grammar") from None
-        num_words = -(-vocabulary.vocab_size // 32)
-        return MatcherConstraint(matcher, num_words, vocabulary.eos_tokens, stops)
 
-    def _matcher(self, vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
-        """A matcher of the caller's own. Who asks for a grammar that is being compiled waits for it."""
+        def renew() -> LLMatcher:
+            with self._lock:
+                if self._kept.get(answer) is kept:
+                    self._drop(answer)
+            return self._matcher(vocabulary, answer)[1]
+
+        num_words = -(-vocabulary.vocab_size // 32)
+        return MatcherConstraint(matcher, renew, num_words, vocabulary.eos_tokens, stops)
+
+    def _matcher(self, vocabulary: LLTokenizer, grammar: Grammar) -> tuple[Future[LLMatcher], LLMatcher]:
+        """The matcher that is kept, and one of the caller's own. Who asks for a grammar that is being compiled waits
+        for it."""
         mine: Future[LLMatcher] = Future()
         with self._lock:
             found = self._kept.setdefault(grammar, mine)
             self._kept.move_to_end(grammar)
             if found is mine:
-                self._kept_chars += len(grammar.source)
+                self._kept_chars += _num_chars(grammar)
                 while len(self._kept) > _MAX_KEPT or (self._kept_chars > _MAX_KEPT_CHARS and len(self._kept) > 1):
-                    dropped, _ = self._kept.popitem(last=False)
-                    self._kept_chars -= len(dropped.source)
+                    self._drop(next(iter(self._kept)))
         if found is mine:
             try:
                 mine.set_result(compile_matcher(vocabulary, grammar))
@@ -149,7 +183,12 @@ class MatcherCompiler:
                 mine.set_exception(error)
         matcher = found.result()
         with self._lock:
-            return matcher.deep_copy()
+            return found, matcher.deep_copy()
+
+    def _drop(self, grammar: Grammar) -> None:
+        """Under the lock."""
+        del self._kept[grammar]
+        self._kept_chars -= len(grammar.source)
 
     def _prepare(self, make_vocabulary: Callable[[], LLTokenizer]) -> None:
         try:

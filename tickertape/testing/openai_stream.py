@@ -16,6 +16,8 @@ class Told:
 
     def __init__(self) -> None:
         self.text = ""
+        self.reasoning = ""
+        self.calls: list[dict[str, Any]] = []  # id, name, arguments
         self.pieces: list[str] = []  # the text of each chunk that had some
         self.finish: str | None = None
         self.stop_reason: Any = None
@@ -55,12 +57,20 @@ def _take(choice: dict[str, Any], told: Told, roles: dict[int, int]) -> None:
         assert delta == {"role": "assistant", "content": "", "refusal": None}
         assert not told.pieces
         roles[choice["index"]] += 1
+    elif "tool_calls" in delta:
+        assert list(delta) == ["tool_calls"], "a delta is of one kind"
+        [part] = delta["tool_calls"]
+        _take_call(part, told)
+    elif "reasoning" in delta:
+        assert delta == {"reasoning": delta["reasoning"], "reasoning_content": delta["reasoning"]}
+        assert delta["reasoning"], "a chunk without text"
+        told.reasoning += delta["reasoning"]
     elif choice["finish_reason"] is None:
         assert text, "a chunk without text"
         told.pieces.append(text)
         told.text += text
     else:
-        assert choice["finish_reason"] in ("stop", "length")
+        assert choice["finish_reason"] in ("stop", "length", "tool_calls")
         assert not text
         assert "delta" not in choice or delta == {}
         told.finish = choice["finish_reason"]
@@ -70,11 +80,34 @@ def _take(choice: dict[str, Any], told: Told, roles: dict[int, int]) -> None:
         told.logprobs.append(choice["logprobs"])
 
 
+def _take_call(part: dict[str, Any], told: Told) -> None:
+    """The first part of a call names it and has no arguments; the later ones are of the last call, and have some."""
+    function = part["function"]
+    if "id" in part:
+        assert part == {
+            "index": len(told.calls),
+            "id": part["id"],
+            "type": "function",
+            "function": {"name": function["name"], "arguments": ""},
+        }
+        assert part["id"]
+        told.calls.append({"id": part["id"], "name": function["name"], "arguments": ""})
+    else:
+        assert part == {"index": len(told.calls) - 1, "function": {"arguments": function["arguments"]}}
+        assert function["arguments"], "a chunk without arguments"
+        told.calls[-1]["arguments"] += function["arguments"]
+
+
 def _whole(body: dict[str, Any]) -> dict[int, Told]:
     choices = {}
     for choice in body["choices"]:
         made = choices[choice["index"]] = Told()
-        made.text = choice["message"]["content"] if "message" in choice else choice["text"]
+        message = choice.get("message", {})
+        made.text = choice["text"] if "text" in choice else message["content"] or ""
+        made.reasoning = message.get("reasoning", "")
+        assert message.get("reasoning_content", "") == made.reasoning
+        made.calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())]
+        assert message.get("content", "") is not None or made.calls
         made.finish = choice["finish_reason"]
         made.stop_reason = choice["stop_reason"]
         made.tokens = choice.get("token_ids") or []
