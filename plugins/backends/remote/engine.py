@@ -24,6 +24,7 @@ from tickertape.plugins import (
     Unavailable,
     unpack_tokens,
 )
+from tickertape.plugins.backends.reads import Ended, Reads
 from tickertape.plugins.backends.remote.answering import Answer, Chunk
 from tickertape.plugins.backends.remote.asking import body_of
 from tickertape.plugins.backends.remote.faults import fault_of
@@ -57,7 +58,7 @@ class UpstreamEngine:
         self._tally = Tally()
         self._figures = Figures()
         self._figures_due = 0.0
-        self._reads: set[asyncio.Timeout] = set()
+        self._reads = Reads()
         self._refusal: TickertapeError | None = Unavailable("the engine has not been started")
 
     def plan(self) -> MemoryPlan:
@@ -110,8 +111,7 @@ class UpstreamEngine:
         self._refusal = Unavailable("the server is shutting down", code="draining")
         with suppress(TimeoutError):
             await asyncio.wait_for(self._tally.idle.wait(), grace_s)
-        for read in self._reads:
-            read.reschedule(asyncio.get_running_loop().time())
+        self._reads.end()
         await self._upstream.close()
 
     async def _identify(self) -> Identity:
@@ -121,21 +121,18 @@ class UpstreamEngine:
 
     async def _next(self, texts: AsyncIterator[bytes]) -> bytes:
         """The next text. Ended by `stop`, with its reason."""
-        timer = asyncio.timeout(None)
-        self._reads.add(timer)
         try:
-            async with timer:
-                return await anext(texts)
-        except TimeoutError:
+            return await self._reads.next(texts)
+        except Ended:
             assert self._refusal is not None
             raise self._refusal from None
         except StopAsyncIteration:
             raise EngineDead("the server behind this model ended its answer without a reason") from None
         except EngineDead:
             # A reader that lags finds its connection closed when the engine has stopped meanwhile.
-            raise self._refusal or EngineDead("the server behind this model broke off its answer") from None
-        finally:
-            self._reads.discard(timer)
+            if self._refusal is not None:
+                raise self._refusal from None
+            raise
 
     def _decoded(self, text: bytes) -> Chunk:
         try:
