@@ -3,9 +3,11 @@ refused by name."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import string
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +18,10 @@ import numpy as np
 import pytest
 
 from tickertape.api.tokenizer import TextTokenizer
-from tickertape.core.errors import InvalidRequest
+from tickertape.core.errors import InvalidRequest, Overloaded
 from tickertape.core.grammar import Constraint
 from tickertape.core.request import Grammar
+from tickertape.grammar.checker import CheckThreads, MatcherChecker
 from tickertape.grammar.compiler import MatcherCompiler
 from tickertape.grammar.schema import prepare_schema
 from tickertape.grammar.vocabulary import model_vocabulary
@@ -152,6 +155,7 @@ UNSUPPORTED: dict[str, Any] = {
     "contains": {"type": "array", "contains": {"type": "integer"}},
     "propertyNames": {"type": "object", "propertyNames": {"pattern": "^a"}},
     "dependentRequired": {"dependentRequired": {"a": ["b"]}},
+    "not ": {"properties": {"n" * 5000: {"not": {"type": "null"}}}},
     "dependencies": {"dependencies": {"a": ["b"]}},
     "unevaluatedProperties": {"anyOf": [{"unevaluatedProperties": False}]},
     "$dynamicRef": {"$defs": {"x": {"$dynamicRef": "#y"}}},
@@ -285,6 +289,41 @@ def test_large_grammars_cost_a_bounded_time(vocabulary: tuple[MatcherCompiler, T
         constraint.accept((token,))
 
 
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, '{"a":1,"a":"x"}'),
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, '{"a":1,"\\u0061":"x"}'),
+        ({"type": "object", "patternProperties": {"^a": {"type": "integer"}}}, '{"\\u0061b":"x"}'),
+        ({"type": "string", "enum": ["a", 1]}, "1"),
+        ({"enum": ["a", "bbb"], "minLength": 2}, '"a"'),
+        ({"type": "string", "maxLength": 1}, '"ab"'),
+        ({"type": "string"}, '"\\ud83d"'),
+    ],
+)
+def test_what_would_not_satisfy_is_not_sampled(
+    refused_text: Callable[[Any, str], bool], schema: Any, text: str
+) -> None:
+    assert refused_text(schema, text)
+
+
+@pytest.fixture(scope="module")
+def refused_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any, str], bool]:
+    directory = tmp_path_factory.mktemp("model")
+    write_byte_level(directory)
+    compiler = MatcherCompiler(VOCAB, lambda: model_vocabulary(directory, VOCAB, {}))
+
+    def refuses(schema: Any, text: str) -> bool:
+        constraint = compiler.compile(Grammar("json_schema", json.dumps(schema)), (500,))
+        for token in text.encode():
+            if token not in allowed(constraint):
+                return True
+            constraint.accept((token,))
+        return not constraint.is_done and 500 not in allowed(constraint)
+
+    return refuses
+
+
 def test_white_space_comes_in_short_runs(vocabulary: tuple[MatcherCompiler, TextTokenizer]) -> None:
     compiler, tokenizer = vocabulary
     for seed in range(20):
@@ -365,3 +404,75 @@ def test_looking_through_a_schema_takes_linear_time(name: str) -> None:
     started = time.monotonic()
     prepare_schema(source)
     assert time.monotonic() - started < 1
+
+
+def test_those_who_use_a_grammar_do_not_use_it_up(
+    vocabulary: tuple[MatcherCompiler, TextTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tickertape.grammar.compiler._MAX_LEXER_STATES", 1500)
+    compiler, tokenizer = vocabulary
+    letters = string.ascii_lowercase[:8]
+    grammar = Grammar(
+        "json_schema",
+        json.dumps({"anyOf": [{"type": "string", "pattern": f"^{letter}[{letter}]{{0,999}}$"} for letter in letters]}),
+    )
+    by_text = {tokenizer.token_bytes(token): token for token in range(VOCAB)}
+    kept = compiler.compile(grammar, ())
+    for letter in letters * 2:
+        constraint = compiler.compile(grammar, ())
+        for token in (by_text[b'"'], *[by_text[letter.encode()]] * 600):
+            constraint.accept((token,))
+            assert token == by_text[b'"'] or by_text[b'"'] in allowed(constraint)
+    assert by_text[b'"'] in allowed(kept), "one that was begun earlier gave out"
+
+
+def test_one_text_can_use_it_up(
+    vocabulary: tuple[MatcherCompiler, TextTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tickertape.grammar.compiler._MAX_LEXER_STATES", 1500)
+    compiler, tokenizer = vocabulary
+    grammar = Grammar("json_schema", json.dumps({"type": "string", "maxLength": 3999}))
+    constraint = compiler.compile(grammar, ())
+    quote, letter = (
+        next(token for token in range(VOCAB) if tokenizer.token_bytes(token) == text) for text in (b'"', b"x")
+    )
+
+    def write() -> None:
+        for token in (quote, *[letter] * 3000):
+            constraint.accept((token,))
+            allowed(constraint)
+
+    with pytest.raises(InvalidRequest, match="cannot be followed further"):
+        write()
+    assert allowed(compiler.compile(grammar, ()))
+
+
+async def test_the_front_gives_a_check_no_more_than_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_byte_level(tmp_path)
+    let_go = threading.Event()
+    compiled: list[str] = []
+
+    def slow(_: Any, grammar: Grammar) -> None:
+        compiled.append(grammar.source)
+        if grammar.source == "slow":
+            assert let_go.wait(10)
+
+    monkeypatch.setattr("tickertape.grammar.checker._TIME_LIMIT_S", 0.1)
+    monkeypatch.setattr("tickertape.grammar.checker._MAX_WAITING", 1)
+    monkeypatch.setattr("tickertape.grammar.checker.compile_matcher", slow)
+    threads = CheckThreads()
+    checker = MatcherChecker(threads, TextTokenizer.from_directory(tmp_path), VOCAB)
+    try:
+        await checker.check(Grammar("regex", "quick"))
+        await checker.check(Grammar("regex", "quick"))
+        assert compiled == ["quick"], "what is known to be good was compiled again"
+        checks = [checker.check(Grammar("regex", "slow")) for _ in range(4)]
+        *late, refused = await asyncio.gather(*checks, return_exceptions=True)
+        assert [str(error) for error in late] == ["it takes too long to compile"] * 3
+        assert isinstance(refused, Overloaded)
+        let_go.set()
+        await asyncio.sleep(0.1)
+        await checker.check(Grammar("regex", "another"))
+    finally:
+        let_go.set()
+        threads.close()

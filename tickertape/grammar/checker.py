@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -31,14 +31,18 @@ class CheckThreads:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="check-grammar")
         self._num_jobs = 0
 
-    async def compile(self, vocabulary: LLTokenizer, grammar: Grammar) -> None:
+    def sketch(self, tokenizer: ModelTokenizer, vocab_size: int) -> Future[LLTokenizer]:
+        return self._threads.submit(sketch_vocabulary, tokenizer, vocab_size)
+
+    async def compile(self, vocabulary: Future[LLTokenizer], grammar: Grammar) -> None:
         """Raises InvalidRequest for what is wrong with the grammar, Overloaded when too many are looked at. One that
         takes too long is refused, and keeps its thread until it is through."""
         if self._num_jobs >= _NUM_THREADS + _MAX_WAITING:
             raise Overloaded("too many grammars wait to be checked", retry_after_s=1.0)
         loop = asyncio.get_running_loop()
         self._num_jobs += 1
-        job = self._threads.submit(compile_matcher, vocabulary, grammar)
+        # The threads take jobs in order, so the one that makes the vocabulary is ahead of those that wait for it.
+        job = self._threads.submit(lambda: compile_matcher(vocabulary.result(), grammar))
 
         def left(_: object) -> None:
             with suppress(RuntimeError):  # the loop is closed
@@ -64,7 +68,7 @@ class MatcherChecker:
         self._threads = threads
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: Future[LLTokenizer] | None = None
         self._known: OrderedDict[int, None] = OrderedDict()
 
     async def check(self, grammar: Grammar) -> None:
@@ -73,7 +77,7 @@ class MatcherChecker:
             self._known.move_to_end(key)
             return
         if self._vocabulary is None:
-            self._vocabulary = sketch_vocabulary(self._tokenizer, self._vocab_size)
+            self._vocabulary = self._threads.sketch(self._tokenizer, self._vocab_size)
         await self._threads.compile(self._vocabulary, grammar)
         self._known[key] = None
         if len(self._known) > _MAX_KNOWN:

@@ -188,7 +188,7 @@ class MatcherCompiler:
     def _drop(self, grammar: Grammar) -> None:
         """Under the lock."""
         del self._kept[grammar]
-        self._kept_chars -= len(grammar.source)
+        self._kept_chars -= _num_chars(grammar)
 
     def _prepare(self, make_vocabulary: Callable[[], LLTokenizer]) -> None:
         try:
