@@ -143,7 +143,11 @@ class PartStream:
         call: ToolCallPart | None = None,
         finish: Ending | None = None,
     ) -> Piece:
-        pending, self._pending = self._pending, []
+        count = len(self._pending)
+        if finish is None and self._num_held:  # what is held may never be shown, and its tokens neither
+            settled = self._num_produced - self._num_held
+            count = sum(start < settled for _, _, start in self._pending)
+        pending, self._pending = self._pending[:count], self._pending[count:]
         entries = tuple(entry for _, entry, _ in pending if entry is not None) if self._with_logprobs else None
         return Piece(
             self._choice,

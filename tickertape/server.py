@@ -278,7 +278,10 @@ class Front:
 
 def _read_text(directory: Path, plugins: Plugins, settings: Settings) -> _Text:
     tokenizer = read_tokenizer(directory, plugins.tokenizers)
-    template = ChatTemplate.from_directory(directory)
+    if settings.chat_template is None:
+        template = ChatTemplate.from_directory(directory)
+    else:
+        template = ChatTemplate.from_file(settings.chat_template, model_directory=directory)
     output = OutputFormat.of(
         plugins.parsers.values(),
         template,

@@ -107,6 +107,7 @@ class Settings(BaseSettings):
     )
     max_headers: int = setting(128, "Most headers of a request.", "Listening", ge=8)
     lenient: bool = setting(False, "Serve requests with fields that cannot be honoured; say so in a header.", "Wire")
+    chat_template: Path | None = setting(None, "File of a chat template to use for the model's own.", "Wire")
     trust_request_chat_template: bool = setting(
         False, "Take chat templates from requests; each is rendered in a bounded process.", "Wire"
     )
@@ -200,7 +201,7 @@ class Settings(BaseSettings):
     def _table(cls, value: Any) -> Any:
         return key_values(value)
 
-    @field_validator("store", "plugins_dir", "api_keys", "tls_cert", "tls_key", "tls_client_ca")
+    @field_validator("store", "plugins_dir", "chat_template", "api_keys", "tls_cert", "tls_key", "tls_client_ca")
     @classmethod
     def _expand(cls, value: Path | None) -> Path | None:
         return value.expanduser().absolute() if value is not None else None

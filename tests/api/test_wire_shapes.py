@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tickertape.testing import templates
 from tickertape.testing.asgi import Answer
 from tickertape.testing.front import Front, spoken
 from tickertape.testing.openai_stream import told
@@ -293,3 +294,55 @@ async def test_usage_and_padding_of_a_completion_stream(hi: Front) -> None:
     assert [len(chunk["choices"]) for chunk in chunks] == [1, 1, 1, 0]
     assert all(len(chunk["obfuscation"]) in range(32) for chunk in chunks[:-1])
     assert "obfuscation" not in chunks[-1]
+
+
+THINKS = '<think>\nh\n</think>\n\ni<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>'
+LOOK = {"type": "function", "function": {"name": "f"}}
+DELTA = '"choices":[{"index":0,"delta":%s,"logprobs":null,"finish_reason":null}]'
+
+
+@pytest.fixture
+async def thinks(make_front: Make) -> Front:
+    play = {"when": spoken("hi"), "tokens": spoken(THINKS)}
+    return await make_front(play, template=templates.THINKS_AND_CALLS)
+
+
+def with_ids(answer: Answer) -> str:
+    """As `normal`, and the ids of calls as CALL."""
+    return re.sub(r"call_[0-9a-f]{24}", "CALL", normal(answer))
+
+
+async def test_a_chat_stream_with_reasoning_and_a_call(thinks: Front) -> None:
+    arguments = [DELTA % f'{{"tool_calls":[{{"index":0,"function":{{"arguments":{json.dumps(part)}}}}}]}}'
+                 for part in ("{", '"', "a", '"', ":", "1", "}")]  # fmt: skip
+    expected = stream(
+        CHAT, ROLE % 0,
+        DELTA % '{"reasoning":"h","reasoning_content":"h"}',
+        DELTA % '{"content":"i"}',
+        DELTA % '{"tool_calls":[{"index":0,"id":"CALL","type":"function","function":{"name":"f","arguments":""}}]}',
+        *arguments,
+        FINISH % (0, "tool_calls", "null"),
+    )  # fmt: skip
+    assert with_ids(await thinks.chat("hi", stream=True, tools=[LOOK])) == expected
+
+
+async def test_a_whole_chat_with_reasoning_and_a_call(thinks: Front) -> None:
+    answer = await thinks.chat("hi", tools=[LOOK])
+    used = answer.json()["usage"]
+    assert with_ids(answer) == (
+        '{"id":"ID","object":"chat.completion","created":0,"model":"scripted","choices":[{"index":0,"message":'
+        '{"role":"assistant","content":"i","refusal":null,"reasoning":"h","reasoning_content":"h","tool_calls":'
+        '[{"id":"CALL","type":"function","function":{"name":"f","arguments":"{\\"a\\":1}"}}]},'
+        '"logprobs":null,"finish_reason":"tool_calls","stop_reason":null}],'
+        + usage(used["prompt_tokens"], len(THINKS) + 1).replace('"reasoning_tokens":0', '"reasoning_tokens":9')
+        + ',"system_fingerprint":"fp_scripted"}'
+    )
+
+
+async def test_usage_and_padding_on_every_kind_of_chunk(thinks: Front) -> None:
+    options = {"continuous_usage_stats": True, "include_obfuscation": True}
+    chunks = (await thinks.chat("hi", stream=True, tools=[LOOK], stream_options=options)).chunks
+    assert all(list(chunk)[-2:] == ["usage", "obfuscation"] for chunk in chunks)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 9}
