@@ -9,8 +9,10 @@ import logging
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from tickertape.children import adopt_socket, die_with_parent
 from tickertape.core.errors import StartupError, TickertapeError
@@ -24,6 +26,8 @@ from tickertape.weights.store import Store
 
 __all__ = ["main"]
 
+_SHUTDOWN_S: Final = 2.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -35,9 +39,10 @@ def main(fd: int) -> int:
     if not fetch or not isinstance(fetch[0], Fetch):
         return 0  # the front stopped before it wanted anything
     configure_logs(fetch[0].log_level, process="fetcher")
-    threading.Thread(target=_exit_with_front, args=(link,), name="front", daemon=True).start()
+    finishing = threading.Event()
+    threading.Thread(target=_exit_with_front, args=(link, finishing), name="front", daemon=True).start()
     try:
-        _fetch(fetch[0], link)
+        _fetch(fetch[0], link, finishing)
     except BrokenPipeError:
         return 0
     except Exception as error:
@@ -49,26 +54,31 @@ def main(fd: int) -> int:
     return 0
 
 
-def _fetch(fetch: Fetch, link: Link[ToFetcher]) -> None:
+def _fetch(fetch: Fetch, link: Link[ToFetcher], finishing: threading.Event) -> None:
     def report(progress: Progress) -> None:
         link.send(Loading(0, progress))
 
     plugins = Plugins.load(**fetch.plugins, process="fetcher")
     try:
         store = Store(Path(fetch.store))
-        for name, model in fetch.models:
+        for number, (name, model) in enumerate(fetch.models, 1):
             spec = materialize(model, store=store, sources=plugins.sources, report=report, name=name)
+            if number == len(fetch.models):
+                finishing.set()  # the front hangs up when it has the last one
             link.send(Resolved(spec))
     finally:
         plugins.shutdown()
 
 
-def _exit_with_front(link: Link[ToFetcher]) -> None:
-    """A fetch can be broken off at any point and resumed: no need to end it gently."""
+def _exit_with_front(link: Link[ToFetcher], finishing: threading.Event) -> None:
+    """A fetch can be broken off at any point and resumed: no need to end it gently. Plugins get a moment to shut down
+    when there is nothing left to fetch."""
     try:
         link.receive()
     except (OSError, LinkError) as error:
         _log.error("the link to the front broke: %s", error)
+    if finishing.is_set():
+        time.sleep(_SHUTDOWN_S)
     os._exit(0)
 
 
