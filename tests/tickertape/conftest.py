@@ -1,0 +1,48 @@
+"""Compilers of grammars over two tiny vocabularies."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tickertape.api.tokenizer import TextTokenizer
+from tickertape.core.errors import InvalidRequest
+from tickertape.core.request import Grammar
+from tickertape.grammar.compiler import MatcherCompiler
+from tickertape.grammar.vocabulary import model_vocabulary
+from tickertape.testing.tokenizers import write_byte_level, write_sentencepiece
+
+VOCAB = 512
+
+
+@pytest.fixture(params=["byte level", "sentencepiece"], scope="module")
+def vocabulary(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[MatcherCompiler, TextTokenizer]:
+    directory = tmp_path_factory.mktemp("model")
+    (write_byte_level if request.param == "byte level" else write_sentencepiece)(directory)
+    compiler = MatcherCompiler(VOCAB, lambda: model_vocabulary(directory, VOCAB, {}))
+    assert compiler.ready() is None
+    return compiler, TextTokenizer.from_directory(directory)
+
+
+@pytest.fixture(scope="module")
+def refusal(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], InvalidRequest]:
+    directory = tmp_path_factory.mktemp("model")
+    write_byte_level(directory)
+    compiler = MatcherCompiler(VOCAB, lambda: model_vocabulary(directory, VOCAB, {}))
+
+    def refuse(kind: Any, source: str) -> InvalidRequest:
+        started = time.monotonic()
+        with pytest.raises(InvalidRequest) as caught:
+            compiler.compile(Grammar(kind, source), ())
+        assert time.monotonic() - started < 5
+        message = caught.value.message
+        assert "\n" not in message
+        assert len(message) < 500
+        return caught.value
+
+    return refuse
