@@ -62,12 +62,29 @@ def _fetch(fetch: Fetch, link: Link[ToFetcher], finishing: threading.Event) -> N
     try:
         store = Store(Path(fetch.store))
         for number, (name, model) in enumerate(fetch.models, 1):
-            spec = materialize(model, store=store, sources=plugins.sources, report=report, name=name)
+            spec = materialize(
+                model,
+                store=store,
+                sources=plugins.sources,
+                report=report,
+                name=name,
+                dtype=fetch.dtype,
+                reads_itself=lambda directory: _read_by_plugin(directory, plugins),
+            )
             if number == len(fetch.models):
                 finishing.set()  # the front hangs up when it has the last one
             link.send(Resolved(spec))
     finally:
         plugins.shutdown()
+
+
+def _read_by_plugin(directory: Path, plugins: Plugins) -> bool:
+    """Whether a plugin takes the tokenizer that the model has; the front asks the same when it reads it."""
+    for spec in plugins.tokenizers.values():
+        with suppress(Exception):  # the front says what is wrong with it
+            if spec.supports(directory) is None:
+                return True
+    return False
 
 
 def _exit_with_front(link: Link[ToFetcher], finishing: threading.Event) -> None:

