@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from msgspec import Struct
@@ -46,6 +47,8 @@ async def plan_answer(model: ServedModel, call: ChatCall) -> AnswerPlan:
         if made is not None:
             grammar, param = made, "tool_choice" if use.required else "tools"
             await check_structure(model, Structure(grammar, param))
+            if not model.own_engine:
+                grammar = _in_one(grammar)
     if call.reasoning.budget is not None:
         _check_budget(model, parsers)
         param = param or "thinking_token_budget"
@@ -55,19 +58,33 @@ async def plan_answer(model: ServedModel, call: ChatCall) -> AnswerPlan:
 
 def with_thinking(plan: AnswerPlan, model: ServedModel, call: ChatCall, prompt_end: str) -> AnswerPlan:
     """The plan for a prompt that ends so: what is thought before the answer is not held to its grammar, but to the
-    budget."""
+    budget. Raises InvalidRequest where an engine that is not ours would hold the thinking too."""
     budget = call.reasoning.budget
     if plan.grammar is None and budget is None:
         return plan
     thinking = model.output.thinking(model.tokenizer, prompt_end, budget)
     if thinking is None:
         return plan
+    if not model.own_engine:
+        if thinking.opened:
+            raise InvalidRequest(
+                f"{plan.param!r}: the backend of this model cannot tell the thinking from the answer; switch it off",
+                code="unsupported_value",
+                param=plan.param,
+            )
+        return plan
     return replace(plan, grammar=replace(plan.grammar or _FREE, thinking=thinking))
+
+
+def _in_one(grammar: Grammar) -> Grammar:
+    """The grammar for engines that take a Lark source alone."""
+    parts = dict(grammar.parts)
+    return Grammar(grammar.kind, re.sub(r"@(\w+)", lambda found: f"%json {parts[found[1]]}", grammar.source))
 
 
 def _check_budget(model: ServedModel, parsers: OutputParsers) -> None:
     spec = parsers.reasoning
-    if model.grammars is None or not model.capabilities.masks:
+    if model.grammars is None or not model.capabilities.masks or not model.own_engine:
         reason = "the backend of this model"
     elif spec is None:
         reason = "this model, which is not known to reason"

@@ -32,6 +32,7 @@ class GrammarChecker(Protocol):
 class ServedModel(Struct, frozen=True, kw_only=True):
     """A model and everything that turns text into its tokens and back. `created` is seconds since the epoch,
     `fingerprint` the `system_fingerprint` of its answers, `priorities` whether its queue is ordered by them,
+    `own_engine` whether its sequences are ours, so that the core's own powers over them can be had,
     `grammars` checks what answers are to follow (None: they cannot be made to follow anything),
     `output` how it writes what is no plain content, `processors` the logits processors that requests may name."""
 
@@ -44,6 +45,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     created: int
     capabilities: Capabilities = Capabilities()
     priorities: bool = False
+    own_engine: bool = True
     grammars: GrammarChecker | None = None
     output: OutputFormat = OutputFormat()
     processors: Mapping[str, LogitsProcessorSpec] = MappingProxyType({})

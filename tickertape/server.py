@@ -184,6 +184,7 @@ class Front:
                 vocab_size=hosted.configure.spec.vocab_size,
                 created=int(time.time()),
                 capabilities=hosted.backend.capabilities,
+                own_engine=hosted.backend.kind == "runner",
                 priorities=hosted.configure.policy == "priority",
                 grammars=MatcherChecker(self._checks, hosted.text.tokenizer, hosted.configure.spec.vocab_size),
                 processors=self._plugins.processors,

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 from tickertape.testing import templates
@@ -305,3 +306,17 @@ async def test_an_operator_can_switch_tools_off(make_front: Make) -> None:
     front = await model(make_front, CALL, tool_parser="none")
     await refused(front, "tools", "unsupported_value", tools=[WEATHER])
     assert (await both(front)).text == CALL
+
+
+async def test_an_engine_of_another_make_gets_one_grammar(make_front: Make) -> None:
+    """It knows nothing of parts, and nothing of thinking that comes first."""
+    front = await model(make_front, "talk")
+    front.models.replace(msgspec.structs.replace(front.model, own_engine=False))
+    found = await both(front, tools=[WEATHER, OTHER], tool_choice="required", parallel_tool_calls=False, seed=1)
+    assert found.finish == "tool_calls"
+    [call] = found.calls
+    assert call["name"] in ("weather", "now")
+    opened = {"chat_template_kwargs": {"thinks_at_once": True}}
+    await refused(front, "tool_choice", "unsupported_value", tools=[OTHER], tool_choice="required", **opened)
+    await refused(front, "guided_regex", "unsupported_value", guided_regex="a", **opened)
+    await refused(front, "thinking_token_budget", "unsupported_value", thinking_token_budget=3)

@@ -138,6 +138,7 @@ class LocalServer:
                 vocab_size=spec.vocab_size,
                 created=int(time.time()),
                 capabilities=backend.capabilities,
+                own_engine=backend.kind == "runner",
                 grammars=MatcherChecker(checks, tokenizer, spec.vocab_size),
                 processors=plugins.processors,
             )
