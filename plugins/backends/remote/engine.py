@@ -19,6 +19,7 @@ from tickertape.plugins import (
     ModelSpec,
     Request,
     RowError,
+    StartupError,
     TickertapeError,
     TokenDelta,
     Unavailable,
@@ -71,6 +72,9 @@ class UpstreamEngine:
             await self._identify()
         except Unavailable as error:
             _log.warning("%s: %s", self._name, error.message)
+        except StartupError:
+            await self._upstream.close()
+            raise
         self._refusal = None
 
     async def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
