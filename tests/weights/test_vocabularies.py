@@ -103,7 +103,9 @@ LLAMA = {
 CHAT = ["<s>[INST] hi [/INST] yes </s><s> [INST] more", "a<s>b</s> c <unk>"]
 
 
-def test_llama_as_transformers_reads_it(write: Write) -> None:
+def test_llama_as_transformers_reads_it(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The schema that comes with transformers: sentencepiece's own wants the newest protobuf.
+    monkeypatch.setattr("transformers.convert_slow_tokenizer.is_sentencepiece_available", lambda: False)
     directory = write(
         tokenizer__model=pieces(),
         tokenizer_config__json=LLAMA | {"legacy": False},
