@@ -139,9 +139,9 @@ def test_a_run_of_byte_tokens_may_cross_the_prefix(prefix: bytes, ids: bytes, te
 def test_a_long_prefix_is_not_walked() -> None:
     tokenizer = TOKENIZERS["sentencepiece"]
     prefix = tokenizer.encode("the cat sat " * 20_000, add_special_tokens=True)
-    began = time.perf_counter()
+    began = time.thread_time()
     parts = stream(tokenizer, tokenizer.encode("on the mat", add_special_tokens=False), prefix=prefix)
-    assert time.perf_counter() - began < 0.005
+    assert time.thread_time() - began < 0.005
     assert "".join(parts) == " on the mat"
 
 
@@ -207,17 +207,17 @@ def test_an_unfinished_end_is_released_by_finish() -> None:
 @pytest.mark.parametrize(("name", "first"), [("byte_level", 0x80), ("sentencepiece", 3 + 0x80)])
 def test_invalid_bytes_are_neither_held_nor_slow(name: str, first: int) -> None:
     ids = [first] * 10_000
-    began = time.perf_counter()
+    began = time.thread_time()
     parts = stream(TOKENIZERS[name], ids)
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5
     assert parts == [REPLACEMENT] * 10_000 + [""]
 
 
 def test_a_long_run_of_byte_tokens_is_linear() -> None:
     ids = [3 + byte for byte in "é".encode()] * 20_000
-    began = time.perf_counter()
+    began = time.thread_time()
     parts = stream(TOKENIZERS["sentencepiece"], [*ids, 3 + 0xFF])
-    assert time.perf_counter() - began < 1.0
+    assert time.thread_time() - began < 1.0
     assert "".join(parts) == REPLACEMENT * 40_001
 
 

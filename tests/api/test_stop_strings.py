@@ -125,7 +125,7 @@ def test_the_worst_texts_take_linear_time(chunk: int) -> None:
     stops = ["a" * n + "b" for n in range(1, 200)] + ["a" * 5_000 + "b"]
     text = ("a" * 9_999 + "c") * 20
     search = StopStrings(stops, include=False)
-    began = time.perf_counter()
+    began = time.thread_time()
     out = "".join([search.feed(text[n : n + chunk])[0] for n in range(0, len(text), chunk)]) + search.flush()
-    assert time.perf_counter() - began < 2.0
+    assert time.thread_time() - began < 2.0
     assert out == text

@@ -186,9 +186,9 @@ def test_one_letter_two_hundred_thousand_times() -> None:
     tokens = ["a" * 2**n for n in range(9)]
     merges = [(token, token) for token in tokens[:-1]]
     tokenizer = TextTokenizer(Tokenizer(models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=merges)))
-    began = time.perf_counter()
+    began = time.thread_time()
     ids = tokenizer.encode("a" * 200_000, add_special_tokens=False)
-    assert time.perf_counter() - began < 2.0
+    assert time.thread_time() - began < 2.0
     assert ids[0] == 8
 
 

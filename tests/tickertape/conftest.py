@@ -36,10 +36,10 @@ def refusal(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], In
     compiler = MatcherCompiler(VOCAB, lambda: model_vocabulary(directory, VOCAB, {}))
 
     def refuse(kind: Any, source: str) -> InvalidRequest:
-        started = time.monotonic()
+        started = time.thread_time()
         with pytest.raises(InvalidRequest) as caught:
             compiler.compile(Grammar(kind, source), ())
-        assert time.monotonic() - started < 5
+        assert time.thread_time() - started < 5
         message = caught.value.message
         assert "\n" not in message
         assert len(message) < 500

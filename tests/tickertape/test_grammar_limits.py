@@ -81,16 +81,16 @@ LARGE: dict[str, tuple[str, str]] = {
 def test_large_grammars_cost_a_bounded_time(vocabulary: tuple[MatcherCompiler, TextTokenizer], name: str) -> None:
     compiler, _ = vocabulary
     kind: Any = LARGE[name][0]
-    started = time.monotonic()
+    started = time.thread_time()
     constraint = compiler.compile(Grammar(kind, LARGE[name][1]), ())
-    assert time.monotonic() - started < 5
+    assert time.thread_time() - started < 5
     rng = random.Random(0)
     for _ in range(20):
         if constraint.is_done:
             break
-        started = time.monotonic()
+        started = time.thread_time()
         token = rng.choice(allowed_tokens(constraint, VOCAB))
-        assert time.monotonic() - started < 1
+        assert time.thread_time() - started < 1
         constraint.accept((token,))
 
 
@@ -99,9 +99,9 @@ def test_a_grammar_is_compiled_once(vocabulary: tuple[MatcherCompiler, TextToken
     source = json.dumps({"enum": ["".join(random.Random(n).choices(string.ascii_letters, k=9)) for n in range(6000)]})
     times = []
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.thread_time()
         constraint = compiler.compile(Grammar("json_schema", source), ())
-        times.append(time.perf_counter() - started)
+        times.append(time.thread_time() - started)
     assert max(times[1:]) < times[0] / 5
     quote = tokenizer.encode('x"', add_special_tokens=False)[-1]
     constraint.accept((quote,))
@@ -128,9 +128,9 @@ SLOW_TO_WALK: dict[str, Any] = {
 @pytest.mark.parametrize("name", SLOW_TO_WALK)
 def test_looking_through_a_schema_takes_linear_time(name: str) -> None:
     source = json.dumps(SLOW_TO_WALK[name])
-    started = time.monotonic()
+    started = time.thread_time()
     prepare_schema(source)
-    assert time.monotonic() - started < 1
+    assert time.thread_time() - started < 1
 
 
 def test_those_who_use_a_grammar_do_not_use_it_up(
