@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 
 from tickertape.api.admission import Ticket
@@ -43,7 +43,7 @@ class Generation:
         clock: Callable[[], float],
         arrival: float,
         timeout_s: float | None,
-        structure_param: str | None = None,
+        params: Mapping[str, str | None],
     ) -> None:
         self.model = model
         self.prompts = prompts
@@ -55,7 +55,7 @@ class Generation:
         self._clock = clock
         self._arrival = arrival
         self._timeout_s = timeout_s
-        self._structure_param = structure_param
+        self._params = params
         self._num_prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._ended = False
         self._events = self._run()
@@ -110,10 +110,9 @@ class Generation:
                         yield events
                     batch = await anext(batches, None)
         except InvalidRequest as error:
-            if error.param != "grammar":
+            if error.param not in self._params:
                 raise
-            # The engine's name for it; the client has another.
-            raise InvalidRequest(error.message, code=error.code, param=self._structure_param) from error
+            raise InvalidRequest(error.message, code=error.code, param=self._params[error.param]) from error
         finally:
             self._end()
 

@@ -106,13 +106,16 @@ class IsolatedRenders:
         )  # fmt: skip
         try:
             async with asyncio.timeout(self._time_limit_s):
-                return await self._converse(child, job)
+                said = await self._converse(child, job)
+                await child.wait()
+                return said
         except TimeoutError:
             raise _refused("the chat template took too long over these messages") from None
         finally:
-            with suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+            if child.returncode is None:
+                with suppress(ProcessLookupError):
+                    child.kill()
+                await child.wait()
 
     async def _converse(self, child: asyncio.subprocess.Process, job: bytes) -> bytes:
         assert child.stdin is not None

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tickertape.api.admission import Admission
 from tickertape.api.answers import AnswerPlan, plan_answer, with_thinking
-from tickertape.api.calls import ChatCall, CompletionCall
+from tickertape.api.calls import ChatCall, CompletionCall, Decoding
 from tickertape.api.candidates import make_candidates
 from tickertape.api.generation import Generation
 from tickertape.api.health import Readiness
@@ -158,5 +158,13 @@ class Service:
             clock=self._clock,
             arrival=arrival,
             timeout_s=call.timeout_s,
-            structure_param=plan.param,
+            params=_client_names(decoding, plan),
         )
+
+
+def _client_names(decoding: Decoding, plan: AnswerPlan) -> dict[str, str | None]:
+    """What an engine refuses, by its own name for it, and by that of the field which asked for it."""
+    names = {"grammar": plan.param, "structured_outputs": plan.param}
+    if decoding.logprobs is None and decoding.best_of is not None:
+        names["logprobs"] = "best_of"
+    return names

@@ -105,12 +105,17 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_settings_page_is_up_to_date() -> None:
-    page = make_settings().page()
+    page = script("make_settings").page()
     assert (DOCS / "settings.md").read_text(encoding="utf-8") == page, "run: python docs/make_settings.py"
 
 
-def make_settings() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_settings", DOCS / "make_settings.py")
+async def test_the_page_of_fields_is_up_to_date() -> None:
+    page = await script("make_fields").page()
+    assert (DOCS / "fields.md").read_text(encoding="utf-8") == page, "run: python docs/make_fields.py"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
