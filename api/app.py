@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
+from tickertape import __version__
 from tickertape.api.door import Door
 from tickertape.api.edge import Edge
 from tickertape.api.health import Readiness
@@ -17,6 +18,7 @@ from tickertape.api.keys import Keys
 from tickertape.api.metrics import CONTENT_TYPE, Metrics
 from tickertape.api.models import Models
 from tickertape.api.openai.routes import openai_routes
+from tickertape.api.openapi import openapi_route
 from tickertape.api.options import WireOptions
 from tickertape.api.plugin_routes import plugin_routes
 from tickertape.api.probes import probe_routes
@@ -54,6 +56,7 @@ def build_app(
             *probe_routes(readiness, watchdog),
             Route("/metrics", scrape),
             *openai_routes(service, models, chosen),
+            openapi_route(__version__, models),
             *plugin_routes(loaded),
         ],
         redirect_slashes=False,

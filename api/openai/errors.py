@@ -8,7 +8,7 @@ from msgspec import Struct
 from tickertape.api.error_table import spelling
 from tickertape.core.errors import TickertapeError
 
-__all__ = ["error_body", "error_event"]
+__all__ = ["ErrorBody", "error_body", "error_event"]
 
 
 class _Fault(Struct):
@@ -18,12 +18,12 @@ class _Fault(Struct):
     code: str
 
 
-class _Body(Struct):
+class ErrorBody(Struct):
     error: _Fault
 
 
 def error_body(error: TickertapeError) -> bytes:
-    return msgspec.json.encode(_Body(_Fault(error.message, spelling(error).type, error.param, error.code)))
+    return msgspec.json.encode(ErrorBody(_Fault(error.message, spelling(error).type, error.param, error.code)))
 
 
 def error_event(error: TickertapeError) -> bytes:

@@ -26,7 +26,10 @@ class Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
-TextOrTexts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+TextOrTexts = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+]
 """A string stands for a list of one."""
 
 _WANTED: Final[Mapping[str, str]] = MappingProxyType(

@@ -22,7 +22,7 @@ from tickertape.api.openai.logprobs import (
 )
 from tickertape.core.errors import EngineFault
 
-__all__ = ["fold_chat", "fold_completion"]
+__all__ = ["ChatAnswer", "CompletionAnswer", "fold_chat", "fold_completion"]
 
 PromptLogprobs = list[dict[str, PromptEntry] | None]
 
@@ -58,7 +58,7 @@ class _ChatChoice(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class _ChatAnswer(Struct):
+class ChatAnswer(Struct):
     id: str
     object: str
     created: int
@@ -81,7 +81,7 @@ class _CompletionChoice(Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class _CompletionAnswer(Struct):
+class CompletionAnswer(Struct):
     id: str
     object: str
     created: int
@@ -190,7 +190,7 @@ async def fold_chat(generation: Generation, head: Head, names: TokenNames, *, re
         if return_token_ids:
             choice.token_ids = whole.tokens
         choices.append(choice)
-    answer = _ChatAnswer(
+    answer = ChatAnswer(
         head.id, head.object, head.created, head.model, choices, usage_body(generation.usage), head.system_fingerprint
     )
     if (scored := gathered.scores.get(0)) is not None:
@@ -217,7 +217,7 @@ async def fold_completion(generation: Generation, head: Head, names: TokenNames,
             choice.prompt_token_ids = list(generation.prompts[prompt].tokens)
         choices.append(choice)
     return _encoded(
-        _CompletionAnswer(
+        CompletionAnswer(
             head.id,
             head.object,
             head.created,

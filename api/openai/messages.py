@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
 from tickertape.api.openai.fields import MAX_ENTRIES, Closed
@@ -45,7 +46,7 @@ def _part_tag(value: Any) -> str:
 Part = Annotated[
     Annotated[TextPart, Tag("<text>")]
     | Annotated[RefusalPart, Tag("<refusal>")]
-    | Annotated[Any, BeforeValidator(_refuse_part), Tag("<other>")],
+    | Annotated[SkipJsonSchema[Any], BeforeValidator(_refuse_part), Tag("<other>")],
     Discriminator(_part_tag),
 ]
 Parts = Annotated[list[Part], Field(max_length=MAX_ENTRIES)]
@@ -119,7 +120,7 @@ Message = Annotated[
     | Annotated[UserMessage, Tag("<user>")]
     | Annotated[AssistantMessage, Tag("<assistant>")]
     | Annotated[ToolMessage, Tag("<tool>")]
-    | Annotated[NoRole, Tag("<none>")],
+    | Annotated[SkipJsonSchema[NoRole], Tag("<none>")],
     Discriminator(_role_tag),
 ]
 

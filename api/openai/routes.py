@@ -32,10 +32,10 @@ from tickertape.api.openai.stream_tail import StreamTail
 from tickertape.api.options import WireOptions
 from tickertape.api.service import Service
 
-__all__ = ["openai_routes"]
+__all__ = ["ModelBody", "ModelListBody", "openai_routes"]
 
 
-class _Model(Struct):
+class ModelBody(Struct):
     id: str
     object: str
     created: int
@@ -43,9 +43,9 @@ class _Model(Struct):
     max_model_len: int
 
 
-class _ModelList(Struct):
+class ModelListBody(Struct):
     object: str
-    data: list[_Model]
+    data: list[ModelBody]
 
 
 def _parse(
@@ -117,7 +117,7 @@ class Completion:
 
 def openai_routes(service: Service, models: Models, options: WireOptions) -> list[BaseRoute]:
     async def list_models(_: Request) -> Response:
-        found = _ModelList("list", [_describe(model) for model in models.list()])
+        found = ModelListBody("list", [_describe(model) for model in models.list()])
         return Response(msgspec.json.encode(found), media_type="application/json")
 
     async def get_model(request: Request) -> Response:
@@ -136,5 +136,5 @@ def _names(generation: Generation, request: SharedRequest) -> TokenNames:
     return token_names(generation.model.tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
 
 
-def _describe(model: ServedModel) -> _Model:
-    return _Model(model.name, "model", model.created, "tickertape", model.max_model_len)
+def _describe(model: ServedModel) -> ModelBody:
+    return ModelBody(model.name, "model", model.created, "tickertape", model.max_model_len)
