@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test test-example test-vllm dev lint types unit bench peers clean
+.PHONY: serve test test-example test-vllm test-openapi test-clients dev lint types unit bench peers clean
 
 serve: $(VENV)/installed
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
@@ -24,6 +24,14 @@ types: $(VENV)/installed-dev
 
 unit: $(VENV)/installed-dev
 	$(BIN)/pytest $(ARGS)
+
+test-openapi: $(VENV)/installed-dev .peers/openapi/installed
+	$(BIN)/python tests/heavy/run.py tests/heavy/openapi/check.sh .peers/openapi/bin
+
+test-clients: $(VENV)/installed-dev
+	bash tests/heavy/clients/install.sh .peers/clients $(PYTHON)
+	$(BIN)/python tests/heavy/run.py .peers/clients/bin/python -m pytest -c tests/heavy/pytest.ini \
+		tests/heavy/clients $(ARGS)
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/engine.py --quick
@@ -60,6 +68,11 @@ peers: .peers/transformers/installed
 	$(PYTHON) -m venv .peers/$*
 	.peers/$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	.peers/$*/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/$*.txt
+	@touch $@
+
+.peers/openapi/installed: tests/heavy/openapi/requirements.txt
+	$(PYTHON) -m venv .peers/openapi
+	.peers/openapi/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 clean:

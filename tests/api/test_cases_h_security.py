@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 import time
 import tracemalloc
 from collections.abc import Awaitable, Callable
@@ -10,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from tickertape.api.app import build_app
 from tickertape.api.keys import Keys
 from tickertape.api.limits import CallLimits
 from tickertape.api.options import WireOptions
 from tickertape.core.errors import InvalidApiKey
+from tickertape.testing.asgi import AsgiClient
 from tickertape.testing.front import Front
 
 Make = Callable[..., Awaitable[Front]]
@@ -51,6 +55,32 @@ async def test_case_130_wrong_keys(make_front: Make, authorization: str | None) 
         assert (await front.client.get(path, headers)).status == 401
     for path in ("/livez", "/readyz", "/startupz", "/health"):
         assert (await front.client.get(path, headers)).status == 200
+
+
+async def test_no_route_but_the_probes_is_open(make_front: Make) -> None:
+    front = await make_front(api_keys=(KEY,))
+    edge: Any = build_app(front.service, front.models, front.readiness, front.metrics, keys=Keys([KEY]))
+    client = AsgiClient(edge)
+    paths = {re.sub(r"\{[^}]*\}", "x", route.path) for route in edge._app.routes}
+    assert {"/metrics", "/openapi.json", "/v1/plugins", "/v1/models/x", "/v1/chat/completions"} <= paths
+    for path in paths:
+        expected = 200 if path in ("/livez", "/readyz", "/startupz", "/health") else 401
+        assert (await client.get(path)).status == expected, path
+        if expected == 401:
+            assert (await client.post(path, {})).status == expected, path
+
+
+def test_digests_stand_for_keys() -> None:
+    keys = Keys(["sha256:" + hashlib.sha256(KEY.encode()).hexdigest().upper()])
+    sent = [(b"authorization", b"Bearer " + KEY.encode())]
+    assert keys.check(sent) == Keys([KEY]).check(sent)
+    for wrong in ("", "sha256:", "sha256:12", "sha256:" + "g" * 64):
+        with pytest.raises(ValueError):  # noqa: PT011 - the words differ
+            keys.replace(["good", wrong])
+        assert keys.check(sent)  # nothing has changed
+    keys.replace(["another"])
+    with pytest.raises(InvalidApiKey):
+        keys.check(sent)
 
 
 async def test_case_130_right_keys(make_front: Make) -> None:
@@ -136,6 +166,65 @@ async def test_case_135_nothing_is_allocated_before_the_check(make_front: Make) 
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/a.png",
+        "http://0x7f000001:{port}/a.png",
+        "http://[::1]:{port}/a.png",
+        "http://169.254.169.254/latest",
+        "file:///etc/passwd",
+        "data:image/png;base64," + "A" * 1_000_000,
+    ],
+)
+async def test_case_131_no_url_of_a_client_is_fetched(make_front: Make, url: str) -> None:
+    front = await make_front()
+    visits: list[object] = []
+    listener = await asyncio.start_server(lambda *streams: visits.append(streams), "127.0.0.1", 0)
+    async with listener:
+        port = listener.sockets[0].getsockname()[1]
+        for kind, part in (
+            ("image_url", {"image_url": {"url": url.format(port=port)}}),
+            ("input_audio", {"input_audio": {"data": url.format(port=port), "format": "wav"}}),
+            ("file", {"file": {"file_data": url.format(port=port)}}),
+            ("video_url", {"video_url": {"url": url.format(port=port)}}),
+        ):
+            answer = await front.chat(
+                [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": kind, **part}]}]
+            )
+            error = answer.json()["error"]
+            assert (answer.status, error["param"]) == (400, "messages[0].content[1]")
+            assert kind in error["message"]
+            assert len(answer.body) < 1000
+        await asyncio.sleep(0.02)
+    assert visits == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v2/repository/models/../../etc/load"),
+        ("POST", "/v2/repository/models/%2e%2e%2fetc/load"),
+        ("POST", "/v2/repository/models/a/load"),
+        ("POST", "/v2/systemsharedmemory/region/a/register"),
+        ("POST", "/v2/cudasharedmemory/region/a/register"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/models"),
+        ("GET", "/v1/models/../../etc/passwd"),
+        ("GET", "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd"),
+        ("GET", "/v1/models//etc/passwd"),
+    ],
+)
+async def test_case_137_there_are_no_admin_routes(make_front: Make, method: str, path: str) -> None:
+    front = await make_front()
+    body = {"parameters": {"config": "{}", "file:1/model.py": "aW1wb3J0IG9z"}}
+    ask = front.client.get(path) if method == "GET" else front.client.post(path, body, headers=front.headers)
+    answer = await ask
+    assert answer.status in (404, 405)
+    assert "root:" not in answer.body.decode()
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 async def test_case_138_large_bodies(make_front: Make) -> None:

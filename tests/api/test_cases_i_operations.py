@@ -301,9 +301,7 @@ def test_an_empty_queue_takes_any_call() -> None:
 
 async def test_one_access_line_per_request(make_front: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    front = await make_front(
-        {"when": spoken("secret"), "tokens": spoken("hidden")}, api_keys=("k",)
-    )
+    front = await make_front({"when": spoken("secret"), "tokens": spoken("hidden")}, api_keys=("k",))
     await front.chat("secret", stream=True)
     await front.chat("secret", temperature=9)
     await front.client.get("/livez")

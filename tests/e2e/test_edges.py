@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import signal
 import socket
 import ssl
@@ -86,7 +87,8 @@ def test_certificates_are_read_again_and_open_streams_go_on(
 ) -> None:
     first, second = trustme.CA(), trustme.CA()
     pem.write(first)
-    server = start(TlsServer, f"tiny={tiny}", *pem.arguments, authority=first).until_ready()
+    server = start(TlsServer, f"tiny={tiny}", *pem.arguments, authority=first)
+    server.until_ready()
     assert f"https://localhost:{server.port}" in server.stderr()
     with server.stream("slow", max_tokens=290) as response:
         lines = response.iter_lines()
@@ -114,7 +116,8 @@ def test_clients_show_a_certificate_of_the_authority_of_the_day(
     theirs.cert_pem.write_to_path(pem.client_ca)
     known, unknown = theirs.issue_cert("a@client.example"), later.issue_cert("b@client.example")
     arguments = [*pem.arguments, "--tls-client-ca", str(pem.client_ca)]
-    server = start(TlsServer, f"tiny={tiny}", *arguments, authority=ours, certificate=known).until_ready()
+    server = start(TlsServer, f"tiny={tiny}", *arguments, authority=ours, certificate=known)
+    server.until_ready()
     for certificate in (None, unknown):
         with server.trusting(ours, certificate) as refused, pytest.raises(httpx.TransportError):
             refused.get("/readyz")
@@ -226,6 +229,33 @@ def test_only_trusted_proxies_say_who_asks(serve: Serve, trusted: str, client: s
     assert server.client.get("/v1/models", headers=forwarded).status_code == 200
     wait_until(lambda: bool(logged(server, "GET /v1/models")))
     assert logged(server, "GET /v1/models")[0]["client"] == client
+
+
+class Planted:
+    """What its unpickling would do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._path,)
+
+
+def test_case_127_no_socket_takes_pickles(serve: Serve, tmp_path: Path) -> None:
+    """That only the HTTP port listens is shown in test_serving.py; nor is there a Unix socket that others may reach."""
+    server = serve().until_ready()
+    own = {
+        Path(f"/proc/{pid}/fd/{entry.name}").readlink().name
+        for pid in (server.process.pid, *server.children())
+        for entry in Path(f"/proc/{pid}/fd").iterdir()
+    }
+    table = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    assert [fields for fields in table if f"socket:[{fields[6]}]" in own and len(fields) > 7] == []  # none has a name
+    planted = tmp_path / "planted"
+    for protocol in (0, 2, 5):
+        assert answered(server.port, pickle.dumps(Planted(planted), protocol)).startswith(b"HTTP/1.1 400")
+    assert server.ask("Q").status_code == 200
+    assert not planted.exists()
 
 
 def answered(port: int, *parts: bytes, timeout_s: float = 10) -> bytes:

@@ -51,29 +51,34 @@ For each function call return a json object with its name and arguments within <
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
 
-_CALL: Final = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 _PERSON: Final = '{"name": "Ada", "age": 36}'
+_CALL_OF: Final = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
 
 
 def write_model(directory: Path) -> Path:
     """A model of 200 tokens a second. A prompt with "greet" is greeted; "slow": digits for 3 s; "endless": never ends;
-    "person": JSON of a name and an age; "sunny" (a tool's answer): says so; "weather": calls a tool. Anything else
-    comes back."""
+    "person": JSON of a name and an age; "record": the same as a call of a tool; "sunny" (a tool's answer): says so;
+    "weather": calls a tool. Anything else comes back."""
     directory.mkdir()
     write_byte_level(directory, chat_template=_TEMPLATE)
-    end = Tokenizer.from_file(str(directory / "tokenizer.json")).token_to_id("<|im_end|>")
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert end is not None
     spoken: list[tuple[str, str]] = [
         ("sunny", "It is sunny in Paris."),
         ("greet", "Hello, wörld 😀!"),
+        ('name": "PartialPerson', _CALL_OF % ("PartialPerson", _PERSON)),  # as instructor names it when it streams
+        ("record", _CALL_OF % ("Person", _PERSON)),
         ("person", _PERSON),
-        ("weather", _CALL),
+        ("weather", _CALL_OF % ("get_weather", '{"city": "Paris"}')),
         ("slow", "0123456789" * 60),
     ]
+    # Texts as the tokenizer cuts them, as grammars do with what they force.
     plays: list[dict[str, Any]] = [
-        {"when": list(word.encode()), "tokens": list(text.encode())} for word, text in spoken
+        {"when": tokenizer.encode(word).ids, "tokens": tokenizer.encode(text).ids} for word, text in spoken
     ]
     plays.append({"when": list(b"endless"), "tokens": list(b"tick "), "then": "repeat"})
-    write_scripted(directory, [*plays, {"echo": True}], eos_token_id=end, token_s=0.005)
+    write_scripted(directory, [*plays, {"echo": True}], eos_token_id=end, max_model_len=16384, token_s=0.005)
     return directory
 
 
@@ -84,7 +89,10 @@ def main(command: list[str]) -> int:
         common = [f"tiny={model}", "--port", "0", "--api-key", KEY, "--store", str(directory / "store")]
         started = [
             Server([*common, "--cors-origins", "*"], log=directory / "main.log"),
-            Server([*common, "--max-num-seqs", "1", "--max-waiting", "1"], log=directory / "busy.log"),
+            Server(
+                [*common, "--max-num-seqs", "1", "--max-waiting", "1", "--cors-origins", "*"],
+                log=directory / "busy.log",
+            ),
         ]
         try:
             main_server, busy_server = (server.until_ready() for server in started)
