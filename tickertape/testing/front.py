@@ -136,6 +136,7 @@ async def front(
     *,
     sentencepiece: bool = False,
     template: str | None = templates.CHATML,
+    special: Sequence[str] = (),
     reasoning_parser: str = "auto",
     tool_parser: str = "auto",
     isolated: IsolatedRenders | None = None,
@@ -154,8 +155,10 @@ async def front(
     chunk_s: float = 0.0,
 ) -> AsyncIterator[Front]:
     """A front that answers by `plays`, then with PLAIN_TEXT. Ends with nothing checked: that is `Front.check`."""
-    write = write_sentencepiece if sentencepiece else write_byte_level
-    write(directory, chat_template=template)
+    if sentencepiece:
+        write_sentencepiece(directory, chat_template=template)
+    else:
+        write_byte_level(directory, chat_template=template, special=special)
     tokenizer = TextTokenizer.from_directory(directory)
     plain = {"tokens": tokenizer.encode(PLAIN_TEXT, add_special_tokens=False)}
     script = {"plays": [*plays, plain], "token_s": token_s, "chunk_s": chunk_s}

@@ -149,10 +149,13 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
-def write_byte_level(directory: Path, *, chat_template: str | None = templates.CHATML) -> None:
+def write_byte_level(
+    directory: Path, *, chat_template: str | None = templates.CHATML, special: Sequence[str] = ()
+) -> None:
     """Writes tokenizer.json, tokenizer_config.json and generation_config.json. Ends of text: `<|im_end|>` and
-    `<|endoftext|>`. No config.json: that is the model's."""
+    `<|endoftext|>`; `special` are further special tokens. No config.json: that is the model's."""
     tokenizer = byte_level_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     config: dict[str, Any] = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
