@@ -53,9 +53,11 @@ class Scripted:
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     num_sent: int = 0
+    clients: set[tuple[str, int]] = field(default_factory=set)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
+        self.clients.add(tuple(scope["client"]))
         self.keys += [value.decode() for name, value in scope["headers"] if name == b"authorization"]
         if path == "/v1/models":
             data = [{"id": name, "owned_by": self.owner, "max_model_len": 64} for name in self.models]
@@ -442,3 +444,11 @@ Make = Callable[[ModelSpec, BackendOptions], object]
 def test_options_are_checked(extra: dict[str, Any], message: str) -> None:
     with pytest.raises(StartupError, match=message):
         make(SPEC, BackendOptions(extra=extra))
+
+
+async def test_a_connection_serves_one_request_after_another() -> None:
+    app = Scripted(parts=[event(token_ids=[1]), LENGTH, b'data: {"choices":[],"usage":{}}\n\n', 0.02, DONE])
+    async with engine_over(app) as engine:
+        for _ in range(3):
+            await collect(engine)
+    assert len(app.clients) == 1

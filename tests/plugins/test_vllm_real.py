@@ -22,6 +22,7 @@ from tickertape.plugins.manager import Plugins
 from tickertape.testing.engine import EngineConformance
 from tickertape.testing.engines import paged_engine
 from tickertape.testing.models import plain_model, write_llama
+from tickertape.testing.processes import Server, alive, wait_until
 from tickertape.testing.rig import EngineSubject, Heard, Rig
 from tickertape.testing.tokenizers import write_byte_level
 
@@ -29,6 +30,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make test-vllm")
 
 LIMITS = Limits(max_model_len=1024, max_num_seqs=4, max_batch_tokens=64, block_tokens=16)
 NEAR_TIE = 1e-3
+PATIENCE_S = 180.0
 TOLERANCE = 1e-3
 
 
@@ -61,14 +63,14 @@ def children(pid: int) -> Iterator[int]:
             yield int(child)
 
 
-def engine_processes() -> list[int]:
+def engine_processes(of: int) -> list[int]:
     """The oldest first. The kernel keeps 15 characters of a name."""
-    return sorted(pid for pid in children(os.getpid()) if Path(f"/proc/{pid}/comm").read_text()[:12] == "VLLM::Engine")
+    return sorted(pid for pid in children(of) if Path(f"/proc/{pid}/comm").read_text()[:12] == "VLLM::Engine")
 
 
 async def kill(_: Engine) -> None:
     """The process of the engine that was started last, as the out-of-memory killer would."""
-    os.kill(engine_processes()[-1], signal.SIGKILL)
+    os.kill(engine_processes(os.getpid())[-1], signal.SIGKILL)
 
 
 class TestVllm(EngineConformance):
@@ -223,3 +225,25 @@ class TestVllm(EngineConformance):
             await rig.engine.health()
 
         rig.run(rule())
+
+
+def test_its_death_is_the_workers_and_the_next_one_serves(llama: ModelSpec, tmp_path: Path) -> None:
+    """Through the front: a worker with vLLM in it, whose engine process is killed."""
+    arguments = [
+        f"tiny={llama.path}", "--backend", "vllm", "--dtype", "float32", "--port", "0", "--max-model-len", "1024",
+        "--kv-cache-bytes", "64MiB", "--backend-option", "enforce_eager=true", "--store", str(tmp_path / "store"),
+    ]  # fmt: skip
+    server = Server(arguments, log=tmp_path / "stderr", environment={"PYTHONWARNINGS": "default"})
+    fields = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    try:
+        server.until_ready()
+        first = server.ask("hello", logprobs=1, **fields).json()["choices"][0]
+        assert len(first["token_ids"]) == len(first["logprobs"]["tokens"]) == 8
+        worker = server.worker()
+        os.kill(engine_processes(worker)[-1], signal.SIGKILL)
+        wait_until(lambda: not alive(worker), PATIENCE_S)
+        wait_until(lambda: server.ask("hello", **fields).status_code == 200, PATIENCE_S)
+        assert server.ask("hello", **fields).json()["choices"][0]["token_ids"] == first["token_ids"]
+        assert server.worker() != worker
+    finally:
+        server.kill()

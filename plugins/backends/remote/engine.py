@@ -37,6 +37,7 @@ from tickertape.plugins.backends.tally import Tally
 __all__ = ["UpstreamEngine", "make"]
 
 _FIGURES_S: Final = 5.0
+_DRAIN_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class UpstreamEngine:
                     if delta is not None:
                         counted.count(delta)
                         yield delta
+                await self._drain(texts)
 
     def stats(self) -> EngineStats:
         """Requests and tokens are ours; the memory is the server's, as last seen by `health`, shared with others."""
@@ -122,6 +124,13 @@ class UpstreamEngine:
         if self._identity is None:
             self._identity = await self._upstream.identify(self._name)
         return self._identity
+
+    async def _drain(self, texts: AsyncIterator[bytes]) -> None:
+        """What follows the finish, so that the connection can serve another request."""
+        with suppress(TimeoutError, TickertapeError):
+            async with asyncio.timeout(_DRAIN_S):
+                async for _ in texts:
+                    pass
 
     async def _next(self, texts: AsyncIterator[bytes]) -> bytes:
         """The next text. Ended by `stop`, with its reason."""

@@ -14,8 +14,9 @@ _DONE: Final = b"[DONE]"
 
 
 async def events(parts: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[bytes]:
-    """The data of each event, until [DONE]. Comments (keep-alives) and other lines are passed over. Raises RowError
-    for a line longer than `max_bytes`, EngineDead when the stream ends without its end."""
+    """The data of each event, until [DONE]; what follows is read and dropped, so that the connection can be used again.
+    Comments (keep-alives) and other lines are passed over. Raises RowError for a line longer than `max_bytes`,
+    EngineDead when the stream ends without its end."""
     pending: list[bytes] = []
     num_pending = 0
     async for part in parts:
@@ -29,6 +30,8 @@ async def events(parts: AsyncIterator[bytes], max_bytes: int) -> AsyncIterator[b
                     continue
                 data = line.removeprefix(_DATA).strip()
                 if data == _DONE:
+                    async for _ in parts:
+                        pass
                     return
                 yield data
         if num_pending > max_bytes:

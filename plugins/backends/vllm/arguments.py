@@ -18,6 +18,9 @@ _ADAPTERS: Final = "lora_modules"
 _OURS: Final = frozenset({"model", "tokenizer", "skip_tokenizer_init"})
 """Not to be set by hand: they follow from the model that is served."""
 
+_OPTIONAL: Final = frozenset({"enable_log_requests", "disable_log_stats"})
+"""What it logs may be called otherwise in another version."""
+
 
 class Arguments(Struct, frozen=True):
     """`engine` are keyword arguments of AsyncEngineArgs; `adapters` the directories of LoRA adapters by name."""
@@ -42,6 +45,8 @@ def read_arguments(spec: ModelSpec, options: BackendOptions, engine_args: Any, d
     chosen = {**_translated(spec, options), **extra}
     if adapters:
         chosen["enable_lora"] = True
+    for name in sorted(chosen.keys() - known - _OPTIONAL):
+        raise _wrong(f"vllm has no setting {name!r}")
     return Arguments({name: value for name, value in chosen.items() if name in known}, adapters)
 
 

@@ -93,6 +93,10 @@ class VllmEngine:
                 while not answer.finished:
                     try:
                         delta = answer.push(await self._reads.next(outputs))
+                        if (
+                            delta is not None and delta.finish is not None
+                        ):  # and so are the outputs; closing them earlier would abort the request
+                            await anext(outputs, None)
                     except Ended:
                         assert self._refusal is not None
                         raise self._refusal from None

@@ -1,0 +1,5 @@
+class Platform:
+    device_type = "cpu"
+
+
+current_platform = Platform()
