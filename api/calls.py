@@ -77,24 +77,26 @@ class Reasoning(Struct, frozen=True, kw_only=True):
 
 
 class Decoding(Struct, frozen=True, kw_only=True):
-    """How one sequence is continued, for all sequences of a call. None: the default of the API, or nothing.
+    """How one sequence is continued, for all sequences of a call. None: the model's default (`GenerationDefaults`), or
+    nothing.
 
-    `max_tokens` None: for a completion `CallLimits.default_completion_tokens`, for a chat up to the context. `seed`
-    takes any 64-bit value; a negative one counts modulo 2**64. `truncate_prompt_tokens` keeps the last so many ids of
-    the prompt; -1: as many as leave room for `max_tokens`. `logprobs` counts the top ids beside the chosen one.
+    `max_tokens` None, and no default of the model's: for a completion `CallLimits.default_completion_tokens`, for a
+    chat up to the context. `seed` takes any 64-bit value; a negative one counts modulo 2**64. `truncate_prompt_tokens`
+    keeps the last so many ids of the prompt; -1: as many as leave room for `max_tokens`. `logprobs` counts the top ids
+    beside the chosen one.
     """
 
     max_tokens: int | None = None
     min_tokens: int = 0
     n: int = 1
     best_of: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
     include_stop: bool = False

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from tickertape.api.generation_defaults import GenerationDefaults
 from tickertape.api.health import Readiness
 from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.output_format import OutputFormat
@@ -34,7 +35,8 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     `fingerprint` the `system_fingerprint` of its answers, `priorities` whether its queue is ordered by them,
     `own_engine` whether its sequences are ours, so that the core's own powers over them can be had,
     `grammars` checks what answers are to follow (None: they cannot be made to follow anything),
-    `output` how it writes what is no plain content, `processors` the logits processors that requests may name."""
+    `output` how it writes what is no plain content, `processors` the logits processors that requests may name,
+    `defaults` what holds where they say nothing."""
 
     name: str
     engine: Engine
@@ -49,6 +51,7 @@ class ServedModel(Struct, frozen=True, kw_only=True):
     grammars: GrammarChecker | None = None
     output: OutputFormat = OutputFormat()
     processors: Mapping[str, LogitsProcessorSpec] = MappingProxyType({})
+    defaults: GenerationDefaults = GenerationDefaults()
     fingerprint: str = "fp_tickertape"
 
 

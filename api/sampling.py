@@ -129,16 +129,17 @@ def to_sampling(model: ServedModel, decoding: Decoding) -> SamplingParams:
     check_tokens(model, decoding.allowed_token_ids or (), "allowed_token_ids")
     ends = () if decoding.ignore_eos else model.tokenizer.eos_token_ids
     allowed = decoding.allowed_token_ids
+    drawn = model.defaults.over(decoding)
     return SamplingParams(
         max_tokens=0,
         seed=0,
-        temperature=decoding.temperature,
-        top_k=max(decoding.top_k, 0),
-        top_p=decoding.top_p,
-        min_p=decoding.min_p,
+        temperature=drawn.temperature,
+        top_k=max(drawn.top_k, 0),
+        top_p=drawn.top_p,
+        min_p=drawn.min_p,
         presence_penalty=decoding.presence_penalty,
         frequency_penalty=decoding.frequency_penalty,
-        repetition_penalty=decoding.repetition_penalty,
+        repetition_penalty=drawn.repetition_penalty,
         logit_bias=tuple(sorted(decoding.logit_bias.items())),
         allowed_tokens=None if allowed is None else tuple(sorted(set(allowed))),
         bad_tokens=_bad_tokens(model, decoding.bad_words),

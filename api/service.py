@@ -134,8 +134,9 @@ class Service:
         decoding = call.decoding
         each = decoding.n if decoding.best_of is None else decoding.best_of
         prompt_lengths = [len(prompt.tokens) for prompt in prompts]
+        default = model.defaults.max_tokens or rules.default_tokens
         lengths = [
-            resolve_max_tokens(decoding, length, limit, default=rules.default_tokens, param=rules.prompt_field)
+            resolve_max_tokens(decoding, length, limit, default=default, param=rules.prompt_field)
             for length in prompt_lengths
         ]
         num_prompt_tokens = sum(prompt_lengths)

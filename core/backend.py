@@ -18,7 +18,8 @@ BackendKind = Literal["runner", "engine", "predictor"]
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
     """A model before it is loaded: what its files say. `path` is a directory with config.json, tokenizer.json and
-    safetensors; `config` is config.json as it is; `weight_bytes` and `dtype` are read from the safetensors headers."""
+    safetensors; `config` is config.json as it is; `weight_bytes` and `dtype` are read from the safetensors headers.
+    `trust_remote_code`: the operator lets code that comes with the model run."""
 
     name: str
     path: str
@@ -28,6 +29,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     dtype: str = "float32"
     max_model_len: int
     vocab_size: int
+    trust_remote_code: bool = False
 
 
 class BackendOptions(Struct, frozen=True, kw_only=True):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from ipaddress import IPv4Network, ip_network
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tickertape import __version__
 from tickertape.api.admission import AdmissionLimits
+from tickertape.api.generation_defaults import GenerationDefaults
 from tickertape.api.limits import CallLimits
 from tickertape.api.options import WireOptions
 from tickertape.core.backend import Backend, BackendOptions, ModelSpec
@@ -26,6 +28,7 @@ __all__ = [
     "configure_message",
     "fetch_message",
     "fingerprint",
+    "generation_defaults",
     "head_limits",
     "plugin_settings",
     "wire_options",
@@ -121,6 +124,12 @@ def call_limits(settings: Settings) -> CallLimits:
         max_prompt_logprob_values=settings.max_prompt_logprob_values,
         default_completion_tokens=settings.default_completion_tokens,
     )
+
+
+def generation_defaults(settings: Settings, directory: Path) -> GenerationDefaults:
+    """Of the model in `directory`. Raises StartupError."""
+    given = {name: getattr(settings, f"default_{name}") for name in GenerationDefaults.__struct_fields__}
+    return GenerationDefaults.of(directory, settings.generation_config, given)
 
 
 def head_limits(settings: Settings) -> HeadLimits:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 import uvloop
+from msgspec.structs import replace
 
 from tickertape.api.admission import Admission
 from tickertape.api.app import build_app
+from tickertape.api.generation_defaults import GenerationDefaults
 from tickertape.api.health import Readiness
 from tickertape.api.isolated_renders import IsolatedRenders
 from tickertape.api.metrics import Metrics
@@ -45,6 +47,7 @@ from tickertape.pieces import (
     configure_message,
     fetch_message,
     fingerprint,
+    generation_defaults,
     plugin_settings,
     wire_options,
 )
@@ -88,6 +91,7 @@ class _Text(NamedTuple):
     tokenizer: ModelTokenizer
     template: ChatTemplate | None
     output: OutputFormat
+    defaults: GenerationDefaults
 
 
 class _Hosted(NamedTuple):
@@ -180,6 +184,7 @@ class Front:
                 tokenizer=hosted.text.tokenizer,
                 template=hosted.text.template,
                 output=hosted.text.output,
+                defaults=hosted.text.defaults,
                 max_model_len=ready.stats.max_model_len or limits.max_model_len,
                 vocab_size=hosted.configure.spec.vocab_size,
                 created=int(time.time()),
@@ -229,6 +234,7 @@ class Front:
             raise first_of(errors) from errors
 
     async def _host(self, spec: ModelSpec, plugins: Plugins, worker: Child | None) -> None:
+        spec = replace(spec, trust_remote_code=self._settings.trust_remote_code)
         backend = plugins.choose(spec, self._settings.backend)
         configure = configure_message(self._settings, spec, backend, num_models=len(self._fetch.models))
         text = await asyncio.to_thread(_read_text, Path(spec.path), plugins, self._settings)
@@ -290,4 +296,4 @@ def _read_text(directory: Path, plugins: Plugins, settings: Settings) -> _Text:
         reasoning=settings.reasoning_parser,
         tools=settings.tool_parser,
     )
-    return _Text(tokenizer, template, output)
+    return _Text(tokenizer, template, output, generation_defaults(settings, directory))

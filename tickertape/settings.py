@@ -80,6 +80,23 @@ class Settings(BaseSettings):
     )
     store: Path = setting(Path("~/.cache/tickertape"), "Directory that keeps downloaded and converted models.", "Model")
 
+    generation_config: Literal["auto", "none"] = setting(
+        "auto", "Whether the model's generation_config.json says how to decode where a request does not.", "Model"
+    )
+    default_temperature: float | None = setting(
+        None, "Temperature where a request gives none; wins over the model's.", "Model", ge=0, le=2
+    )
+    default_top_p: float | None = setting(None, "As much for top_p.", "Model", gt=0, le=1)
+    default_top_k: int | None = setting(None, "As much for top_k; 0: off.", "Model", ge=0)
+    default_min_p: float | None = setting(None, "As much for min_p.", "Model", ge=0, le=1)
+    default_repetition_penalty: float | None = setting(
+        None, "As much for repetition_penalty.", "Model", ge=0.01, le=100
+    )
+    default_max_tokens: int | None = setting(
+        None, "As much for max_tokens, of chats and completions, as far as the context goes.", "Model", ge=1
+    )
+    trust_remote_code: bool = setting(False, "Run Python code that comes with the models.", "Model")
+
     host: str = setting("127.0.0.1", "Address to listen on.", "Listening")
     port: int = setting(8000, "Port to listen on; 0: any free one.", "Listening", ge=0, le=65535)
     http_keep_alive_s: float = setting(

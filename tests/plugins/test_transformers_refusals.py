@@ -3,8 +3,10 @@ says which, and is kept true here."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from msgspec.structs import replace
 
-from tickertape.plugins import BackendOptions, ModelSpec, StartupError
+from tickertape.plugins import BackendOptions, Limits, ModelSpec, StartupError
 from tickertape.plugins.backends.transformers import self_check
 from tickertape.plugins.backends.transformers.gather import gather_attention
 from tickertape.plugins.backends.transformers.patterns import FULL, Pattern, recognise
@@ -22,6 +25,7 @@ from tickertape.plugins.backends.transformers.spans import Spans
 from tickertape.plugins.backends.transformers.suitability import supports
 from tickertape.plugins.manager import Plugins
 from tickertape.testing.architectures import ARCHITECTURES, write_architecture
+from tickertape.testing.models import write_llama
 from tickertape.weights.spec import read_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
@@ -102,6 +106,34 @@ def test_the_page_names_each_model_once_and_those_that_must_be_refused() -> None
     assert {"mamba2", "jamba", "qwen3_next", "lfm2", "bloom"} <= refused
 
 
+def test_code_that_comes_with_a_model_runs_when_the_operator_trusts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = importlib.import_module("transformers.dynamic_module_utils")
+    monkeypatch.setattr(modules, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", sys.path[:])  # the library adds its cache to it
+    directory = tmp_path / "trusted"
+    write_llama(directory, dtype="float32")
+    (directory / "modeling_own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own'\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    config = json.loads((directory / "config.json").read_text()) | {
+        "architectures": ["OwnForCausalLM"],
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    spec = read_spec(directory, "m")
+    assert "--trust-remote-code" in str(supports(spec))
+    trusted = replace(spec, trust_remote_code=True)
+    assert supports(trusted) is None
+    runner = make(trusted, BackendOptions(dtype="float32"))
+    plan = runner.plan(Limits(max_model_len=64, max_num_seqs=2, max_batch_tokens=32, block_tokens=8))
+    assert plan.weight_bytes == spec.weight_bytes
+
+
 def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     (tmp_path / "modeling_own.py").write_text(f"open({str(ran)!r}, 'w')")
@@ -111,7 +143,9 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path) -> None:
         "auto_map": {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert refusal(spec_of(tmp_path)) == "it brings code of its own (remote code), which is not run"
+    assert refusal(spec_of(tmp_path)) == (
+        "it brings code of its own (remote code), which is run with --trust-remote-code only"
+    )
     with pytest.raises(StartupError, match="cannot read its config") as caught:
         make(spec_of(tmp_path), BackendOptions())
     assert caught.value.code == "UnsupportedArchitecture"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import json
 from collections.abc import Callable
@@ -105,7 +106,8 @@ CHAT = ["<s>[INST] hi [/INST] yes </s><s> [INST] more", "a<s>b</s> c <unk>"]
 
 def test_llama_as_transformers_reads_it(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     # The schema that comes with transformers: sentencepiece's own wants the newest protobuf.
-    monkeypatch.setattr("transformers.convert_slow_tokenizer.is_sentencepiece_available", lambda: False)
+    slow = importlib.import_module("transformers.convert_slow_tokenizer")
+    monkeypatch.setattr(slow, "is_sentencepiece_available", lambda: False)
     directory = write(
         tokenizer__model=pieces(),
         tokenizer_config__json=LLAMA | {"legacy": False},

@@ -38,6 +38,7 @@ from tickertape.plugins.backends.transformers.paged_model import PagedModel
 from tickertape.plugins.backends.transformers.probe import probe
 from tickertape.plugins.backends.transformers.rope import pin_frequencies
 from tickertape.plugins.backends.transformers.self_check import check_twin
+from tickertape.plugins.backends.transformers.suitability import REMOTE_CODE
 
 __all__ = ["TransformersRunner", "make"]
 
@@ -45,21 +46,21 @@ __all__ = ["TransformersRunner", "make"]
 def make(spec: ModelSpec, options: BackendOptions) -> TransformersRunner:
     """Finds out whether the model can be paged, without its weights: see `probe` and `check_twin`.
 
-    `options.extra`: trust_remote_code (false) runs code that comes with the model; self_check (true) computes with a
-    small twin of the model first; kernels (true) uses the CPU's compiled ones, without which torch does it all. Raises
-    StartupError: UnsupportedArchitecture, BadOption.
+    Code that comes with the model runs when `spec.trust_remote_code` says so. `options.extra`: self_check (true)
+    computes with a small twin of the model first; kernels (true) uses the CPU's compiled ones, without which torch does
+    it all. Raises StartupError: UnsupportedArchitecture, BadOption.
     """
     place = placement(spec, options)
-    trust = options.extra.get("trust_remote_code", False) is True
+    trust = spec.trust_remote_code
     config = read_config(spec, trust_remote_code=trust)
     if not trust and spec.config.get("auto_map") and type(config).__module__.split(".")[0] != "transformers":
-        raise unsupported("it brings code of its own (remote code), which is not run")
+        raise unsupported(REMOTE_CODE)
     skeleton = build(config, place.dtype, "meta", trust_remote_code=trust)
     taken = footprint(skeleton, read_headers(Path(spec.path)))
     pin_frequencies(skeleton, spec.max_model_len)
     layout = probe(skeleton.to(torch.bfloat16))  # of all types the one that mixtures of experts can do without values
     if options.extra.get("self_check", True):
-        check_twin(config)
+        check_twin(config, trust_remote_code=trust)
     return TransformersRunner(spec, type(skeleton), config, layout, taken, place)
 
 

@@ -27,11 +27,11 @@ _LIMITS: Final = Limits(max_model_len=64, max_num_seqs=2, max_batch_tokens=64, b
 _TOLERANCE: Final = 1e-2  # of the largest logit: rounding gives 1e-6, 1e-3 in deep twins; a wrong mask 1e-1 and more
 
 
-def check_twin(config: Any) -> None:
+def check_twin(config: Any, *, trust_remote_code: bool = False) -> None:
     """Raises StartupError (UnsupportedArchitecture) when a small twin of the model does not compute over paged memory
     what it computes alone, or when no twin can be made to find out."""
     with on_one_thread():
-        twin, ids, expected = _reference(config)
+        twin, ids, expected = _reference(config, trust_remote_code)
         found = _packed(twin, probe(twin), ids)
     for one, other in zip(expected, found, strict=True):
         apart = float((one - other).abs().max() / one.abs().max())
@@ -39,11 +39,11 @@ def check_twin(config: Any) -> None:
             raise unsupported(f"computed over packed rows its logits are {apart:.2g} off")
 
 
-def _reference(config: Any) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+def _reference(config: Any, trust_remote_code: bool) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
     """A twin, token ids, and its logits as the library itself computes them."""
     for all_layers in (False, True):  # layers that share keys and values fit together in their own numbers only
         try:
-            twin = make_twin(config, all_layers=all_layers)
+            twin = make_twin(config, all_layers=all_layers, trust_remote_code=trust_remote_code)
             pin_frequencies(twin, _LIMITS.max_model_len)
             vocab_size = twin.config.get_text_config().vocab_size
             ids = [torch.arange(5, 5 + 3 * length, 3) % vocab_size for length in _LENGTHS]

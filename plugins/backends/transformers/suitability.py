@@ -14,7 +14,9 @@ from typing import Any, Final
 
 from tickertape.plugins import ModelSpec
 
-__all__ = ["supports"]
+__all__ = ["REMOTE_CODE", "supports"]
+
+REMOTE_CODE: Final = "it brings code of its own (remote code), which is run with --trust-remote-code only"
 
 PAGED_LAYERS: Final = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 _RECURRENT: Final = (
@@ -40,9 +42,11 @@ def _faults(spec: ModelSpec) -> Iterator[str]:
     config = spec.config
     known = _causal_architectures()
     if known and spec.architecture not in known:
-        if "AutoModelForCausalLM" in config.get("auto_map", ()):
-            yield "it brings code of its own (remote code), which is not run"
-        yield f"transformers has no causal language model {spec.architecture}"
+        remote = "AutoModelForCausalLM" in (config.get("auto_map") or ())
+        if remote and not spec.trust_remote_code:
+            yield REMOTE_CODE
+        if not remote:
+            yield f"transformers has no causal language model {spec.architecture}"
     if config.get("is_encoder_decoder"):
         yield "it is an encoder-decoder model"
     if any(isinstance(config.get(part), Mapping) for part in ("vision_config", "audio_config")):

@@ -23,7 +23,7 @@ _CAPS: Final = {
 _MOST_LAYERS: Final = 8
 
 
-def make_twin(config: Any, *, all_layers: bool = False) -> Any:
+def make_twin(config: Any, *, all_layers: bool = False, trust_remote_code: bool = False) -> Any:
     """A model on the CPU in float32 with random weights, the same every time, large enough that a wrong position or
     mask shows in the logits. It has a layer of every kind, or all of them. Raises whatever the library raises for a
     config that does not bear shrinking."""
@@ -31,7 +31,10 @@ def make_twin(config: Any, *, all_layers: bool = False) -> Any:
     kept = list(range(config.num_hidden_layers)) if all_layers else _layers_kept(config.num_hidden_layers, fields)
     fields.update(dict(_shrunk(config, fields, kept)))
     with quietly():
-        twin = build(type(config)(**fields), torch.float32, "cpu")
+        own = type(config)(**fields)
+        if trust_remote_code and getattr(config, "auto_map", None):
+            own.auto_map, own.name_or_path = config.auto_map, config.name_or_path
+        twin = build(own, torch.float32, "cpu", trust_remote_code=trust_remote_code)
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         for parameter in twin.parameters():
