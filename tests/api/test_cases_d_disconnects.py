@@ -239,7 +239,7 @@ async def test_case_084_a_queued_request_whose_client_left_is_never_computed(mak
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_that_waits_too_long_is_answered_in_time(make_front: Make, stream: bool) -> None:
-    options = WireOptions(request_timeout_s=1.0)
+    options = WireOptions(request_timeout_s=0.4)
     front = await make_front(FOREVER, max_num_seqs=1, token_s=0.05, options=options)
     async with front.streaming("long", max_tokens=200) as first:
         await first.head()
@@ -247,7 +247,7 @@ async def test_a_request_that_waits_too_long_is_answered_in_time(make_front: Mak
         answer = await front.chat(stream=stream)
         waited_s = time.monotonic() - begun
         assert answer.status == 408
-        assert 0.99 <= waited_s < 4  # a busy machine's; the benchmark measures how exact it is
+        assert 0.39 <= waited_s < 4  # a busy machine's; the benchmark measures how exact it is
         assert answer.json()["error"] | {"message": ""} == {
             "message": "",
             "type": "timeout",
@@ -259,7 +259,7 @@ async def test_a_request_that_waits_too_long_is_answered_in_time(make_front: Mak
         shorter = {**front.headers, "x-request-timeout-ms": "50"}
         answer = await front.client.post("/v1/chat/completions", front.chat_body(), headers=shorter)
         assert answer.status == 408
-        assert time.monotonic() - begun < 0.9
+        assert time.monotonic() - begun < 0.38
         wrong = {**front.headers, "x-request-timeout-ms": "soon"}
         assert (await front.client.post("/v1/chat/completions", front.chat_body(), headers=wrong)).status == 400
         await until(lambda: front.engine.stats().num_waiting == 0)
