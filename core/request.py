@@ -84,7 +84,7 @@ class Thinking(Struct, frozen=True):
 class Grammar(Struct, frozen=True):
     """A constraint on the output, compiled in the worker. `kind` says how `source` is read; "free": anything goes. A
     Lark source may refer to `parts`, JSON schemas, by their names, as `@name`. What is thought before the answer is
-    not held to the grammar."""
+    not held to the grammar. Engines that bring their own scheduler get neither parts nor thinking, and no "free"."""
 
     kind: Literal["json_schema", "regex", "lark", "structural_tag", "free"]
     source: str
