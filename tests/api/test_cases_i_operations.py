@@ -195,6 +195,15 @@ async def test_case_144_while_loading_requests_are_refused_at_once(make_front: M
     assert (await front.client.get("/readyz")).status == 200
 
 
+async def test_a_worker_that_comes_back_is_told_from_one_that_loads(make_front: Make) -> None:
+    front = await make_front()
+    front.readiness.set_state("loading", "WorkerRestarting")
+    answer = await front.chat()
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "restarting")
+    assert (answer.headers["retry-after"], answer.headers["retry-after-ms"]) == ("1", "1000")
+    front.readiness.set_state("ready")
+
+
 async def test_case_145_a_stalled_engine_is_not_alive(make_front: Make, fake_clock: Any) -> None:
     front = await make_front({"when": spoken("stuck"), "tokens": spoken("ab")}, chunk_s=0.5)
     watchdog = Watchdog(front.models, front.service.admission, fake_clock, stall_s=60)

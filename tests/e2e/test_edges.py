@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ import trustme
 from tickertape.testing.processes import Server, ServerProcess, events, text_of, wait_until
 
 Serve = Callable[..., Server]
+
+MANY = httpx.Limits(max_connections=None)
 
 CHUNKED = (
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -340,3 +343,11 @@ def test_limits_and_timeouts_are_settings(serve: Serve) -> None:
             pass
         late = server.ask("Q")  # the only row is taken
     assert (late.status_code, late.headers["x-should-retry"]) == (408, "false")
+
+
+def test_the_admission_bounds_what_waits_and_nothing_before_it(serve: Serve) -> None:
+    server = serve("--max-num-seqs", "4").until_ready()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Q"}], "max_tokens": 2}
+    with ThreadPoolExecutor(200) as threads, httpx.Client(base_url=server.url, timeout=60, limits=MANY) as client:
+        answers = list(threads.map(lambda _: client.post("/v1/chat/completions", json=body).status_code, range(200)))
+    assert answers == [200] * 200

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tickertape.key_file import read_keys
+from tickertape.pieces import wire_options
 from tickertape.settings import ModelChoice, Settings, SettingsError, load_settings
 
 
@@ -99,6 +101,14 @@ def test_faults_name_their_origin(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ({"models": ("a=/x", "a=/y")}, "two models are named 'a'"),
         ({"config": "/no/such.toml"}, "/no/such.toml: no such file or directory"),
         ({"device": "tpu"}, "--device: must be cpu, cuda or cuda:N"),
+        ({"api_key": ""}, "--api-key: a key is empty"),
+        ({"api_key": "a,,b"}, "--api-key: a key is empty"),
+        ({"tls_cert": "/a"}, "tls_cert and tls_key belong together"),
+        ({"tls_client_ca": "/a"}, "tls_client_ca needs tls_cert and tls_key"),
+        ({"trusted_proxies": "10.0.0.0/33"}, "--trusted-proxies: .*10.0.0.0/33"),
+        ({"trusted_proxies": "proxy.example"}, "--trusted-proxies: .*proxy.example"),
+        ({"cors_origins": "chat.example"}, "--cors-origins: 'chat.example' is no origin"),
+        ({"cors_origins": "https://chat.example/"}, "--cors-origins: .* without a path"),
     ],
 )
 def test_contradictions_are_refused(flags: dict[str, Any], message: str) -> None:
@@ -110,6 +120,18 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("port 80")
     with pytest.raises(SettingsError, match="not TOML"):
         load(config=tmp_path / "x.toml")
+
+
+def test_networks_are_networks_whatever_address_of_them_is_named() -> None:
+    settings = load(trusted_proxies="10.1.2.3/8, 192.0.2.1 2001:db8::1/32")
+    assert settings.trusted_proxies == ("10.0.0.0/8", "192.0.2.1/32", "2001:db8::/32")
+    options = wire_options(settings)
+    assert "::ffff:10.0.0.0/104" in options.trusted_proxies  # as a socket of both families sees such a peer
+
+
+@pytest.mark.parametrize(("keys", "read"), [("a", ("a",)), ("a, b", ("a", "b"))])
+def test_several_keys_may_be_given(keys: str, read: tuple[str, ...]) -> None:
+    assert read_keys(load(api_key=keys)) == read
 
 
 def test_settings_do_not_change_and_keys_do_not_show() -> None:
