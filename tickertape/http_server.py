@@ -55,14 +55,15 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._adopt = adopt
-        self._sockets: Sequence[socket.socket] = ()
+        self._sockets: list[socket.socket] = []
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._sockets = tuple(sockets or ())
+        # Of our own: a server that stops listening closes the sockets it was given.
+        self._sockets = [listener.dup() for listener in sockets or ()]
         await super().startup(sockets)
         for connection, received in self._adopt:
             with contextlib.suppress(OSError):  # the client went away meanwhile
@@ -81,6 +82,11 @@ class HttpServer(uvicorn.Server):
         ]
         for server in former:
             server.close()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._sockets:
+            listener.close()
+        await super().shutdown(sockets)
 
     def _protocol(self) -> asyncio.Protocol:
         protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]

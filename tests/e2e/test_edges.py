@@ -80,6 +80,15 @@ def pem(tmp_path: Path) -> Pem:
     return Pem(tmp_path)
 
 
+def accepts(server: TlsServer, authority: trustme.CA) -> bool:
+    """Whether its certificate is the authority's."""
+    with server.trusting(authority) as client:
+        try:
+            return client.get("/readyz").status_code == 200
+        except httpx.ConnectError:
+            return False
+
+
 def logged(server: ServerProcess, message: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in server.stderr().splitlines() if line.startswith("{")]
     return [line for line in lines if message in line["message"]]
@@ -107,6 +116,9 @@ def test_certificates_are_read_again_and_open_streams_go_on(
     wait_until(lambda: bool(logged(server, "not read again")))
     with server.trusting(second) as later:
         assert later.get("/readyz").status_code == 200
+    for again in (trustme.CA(), trustme.CA()):
+        pem.write(again)
+        wait_until(lambda again=again: accepts(server, again))  # type: ignore[misc]
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"http://localhost:{server.port}/livez")
 
