@@ -18,7 +18,7 @@ from tickertape.core.memory import MemoryPlan
 from tickertape.core.messages import Configure
 from tickertape.core.ports import Engine, EngineStats, ModelRunner, Progress
 from tickertape.core.request import Request, SamplingParams, pack_tokens
-from tickertape.free_memory import free_memory
+from tickertape.free_memory import free_memory, resident_bytes
 from tickertape.grammar.compiler import MatcherCompiler
 from tickertape.grammar.vocabulary import model_vocabulary
 from tickertape.plugins.events import StepEvent
@@ -66,6 +66,15 @@ def build_loop(backend: Backend, configure: Configure, report: Report, plugins: 
     runner: ModelRunner = make(backend, configure)
     with _blamed(backend.name, "plan"):
         plan = runner.plan(configure.limits)
+    _log.info(
+        "memory of %s: %d MiB of weights in their files, %d MiB of private copies, %d MiB of workspace; "
+        "interpreter and libraries hold %d MiB before that",
+        configure.spec.name,
+        plan.weight_bytes >> 20,
+        plan.private_bytes >> 20,
+        plan.workspace_bytes >> 20,
+        resident_bytes() >> 20,
+    )
     kv_cache_bytes = configure.kv_cache_bytes
     if configure.num_blocks is None and kv_cache_bytes is None:
         kv_cache_bytes = _share_of_free_memory(configure, plan)

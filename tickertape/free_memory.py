@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["FreeMemory", "free_memory"]
+__all__ = ["FreeMemory", "free_memory", "resident_bytes"]
 
 
 class FreeMemory(NamedTuple):
@@ -29,6 +30,12 @@ def free_memory(root: Path = Path("/")) -> FreeMemory:
         if left < found.num_bytes:
             found = FreeMemory(left, f"{_mib(limit)} control group limit - {_mib(use)} in use = {_mib(left)}")
     return found
+
+
+def resident_bytes(root: Path = Path("/")) -> int:
+    """What this process holds now, shared pages included."""
+    pages = int((root / "proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _available_bytes(meminfo: Path) -> int:
