@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: serve test test-example test-vllm test-openapi test-clients dev lint types unit bench peers clean
+.PHONY: serve test test-example test-vllm test-openapi test-clients dev lint types unit proto bench peers clean
 
 serve: $(VENV)/installed
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
@@ -32,6 +32,10 @@ test-clients: $(VENV)/installed-dev
 	bash tests/heavy/clients/install.sh .peers/clients $(PYTHON)
 	$(BIN)/python tests/heavy/run.py .peers/clients/bin/python -m pytest -c tests/heavy/pytest.ini \
 		tests/heavy/clients $(ARGS)
+
+# What the .proto files stand for; tests/api/test_proto.py says when it is due.
+proto: $(VENV)/installed-dev
+	$(BIN)/python api/proto/generate.py
 
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/engine.py --quick

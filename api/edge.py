@@ -20,7 +20,6 @@ from tickertape.api.metrics import Metrics
 from tickertape.api.openai.errors import error_body
 from tickertape.api.sse import SendTimeoutError
 from tickertape.core.errors import InvalidRequest, RouteNotFound, TickertapeError
-from tickertape.plugins.events import RequestEvent
 from tickertape.plugins.observers import Observers
 
 __all__ = ["OPEN_PATHS", "QUIET_PATHS", "Edge", "error_response"]
@@ -84,7 +83,7 @@ class Edge:
             if not quiet:
                 self._metrics.request(exchange.model, exchange.outcome)
                 if self._observers:
-                    self._observers(_event(exchange, duration_s))
+                    self._observers(exchange.event(duration_s))
 
     async def _answer(self, error: Exception, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         known = _of_starlette(error) if isinstance(error, HTTPException) else error
@@ -115,23 +114,6 @@ def _of_starlette(error: HTTPException) -> TickertapeError:
     if error.status_code == 405:
         return InvalidRequest("This route does not take that method", code="method_not_allowed")
     return RouteNotFound("There is no such route")
-
-
-def _event(exchange: Exchange, duration_s: float) -> RequestEvent:
-    usage = exchange.usage
-    return RequestEvent(
-        request_id=exchange.request_id,
-        method=exchange.method,
-        path=exchange.path,
-        status=exchange.status,
-        outcome=exchange.outcome,
-        model=exchange.model,
-        tenant=exchange.tenant,
-        duration_s=duration_s,
-        ttft_s=exchange.ttft_s,
-        num_prompt_tokens=0 if usage is None else usage.prompt_tokens,
-        num_generated_tokens=0 if usage is None else usage.completion_tokens,
-    )
 
 
 def _mark(exchange: Exchange, send: Send) -> Send:

@@ -28,7 +28,7 @@ from tickertape.core.errors import (
     UnsupportedMediaType,
 )
 
-__all__ = ["OUTCOMES", "TABLE", "Spelling", "public_error", "retry_headers", "spelling"]
+__all__ = ["OUTCOMES", "TABLE", "Spelling", "public_error", "retry_after_s", "retry_headers", "spelling"]
 
 _DEFAULT_RETRY_S: Final = 1.0
 _MAX_MESSAGE_CHARS: Final = 2000
@@ -87,6 +87,11 @@ def public_error(error: BaseException) -> TickertapeError:
     return type(error)(line, code=error.code, param=error.param, retry_after_s=error.retry_after_s)
 
 
+def retry_after_s(error: TickertapeError) -> float:
+    """When to try again, of an error whose line has `retry`."""
+    return _DEFAULT_RETRY_S if error.retry_after_s is None else max(error.retry_after_s, 0.0)
+
+
 def retry_headers(error: TickertapeError) -> dict[str, str]:
     """Advice on trying again, as openai-python reads it."""
     retry = spelling(error).retry
@@ -94,5 +99,5 @@ def retry_headers(error: TickertapeError) -> dict[str, str]:
         return {}
     if not retry:
         return {"x-should-retry": "false"}
-    after_s = _DEFAULT_RETRY_S if error.retry_after_s is None else max(error.retry_after_s, 0.0)
+    after_s = retry_after_s(error)
     return {"retry-after": str(max(1, math.ceil(after_s))), "retry-after-ms": str(math.ceil(after_s * 1000))}

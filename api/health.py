@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -24,6 +25,7 @@ class Readiness:
         self._clock = clock
         self._patience_s = patience_s
         self._beat = clock()
+        self._changed: asyncio.Future[None] | None = None
         self.state: State = "loading"
         self.reason = "Loading"
         self.progress = _NOTHING
@@ -33,6 +35,15 @@ class Readiness:
         self.reason = reason or state.capitalize()
         self.progress = _NOTHING if progress is None else MappingProxyType(dict(progress))
         self.beat()
+        if self._changed is not None:
+            changed, self._changed = self._changed, None
+            changed.set_result(None)
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done when a state is set next. Several may wait for it, each shielded from the others' end."""
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        return asyncio.shield(self._changed)
 
     def beat(self) -> None:
         """The work that this state waits for has got on."""

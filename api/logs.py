@@ -48,5 +48,7 @@ def log_access(exchange: Exchange, duration_s: float, *, quiet: bool) -> None:
         "ttft_s": None if exchange.ttft_s is None else round(exchange.ttft_s, 6),
         "duration_s": round(duration_s, 6),
     }
+    if exchange.traceparent is not None:
+        fields["traceparent"] = exchange.traceparent
     level = logging.DEBUG if quiet else logging.INFO
     _access.log(level, "%s %s", exchange.method, exchange.path, extra={_FIELDS: fields})

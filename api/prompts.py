@@ -95,6 +95,10 @@ class PromptEncoder:
         encoding = partial(_completions, model, call, limit)
         return await self._run(encoding, sum(len(prompt) for prompt in call.prompts))
 
+    async def tokens(self, model: ServedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Of a text that is no prompt yet, however long."""
+        return await self._run(partial(model.tokenizer.encode, text, add_special_tokens=add_special_tokens), len(text))
+
     async def _run(self, work: Callable[[], T], size: int) -> T:
         return work() if size <= _INLINE_SIZE else await self._renders.run(work)
 

@@ -109,6 +109,10 @@ class Service:
         prompts = await self._prompts.completion(model, call, limit)
         return self._start(call, model, prompts, sampling, plan, limit, arrival, self._completion_rules)
 
+    async def tokenize(self, model: ServedModel, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Raises Overloaded when too much waits to be tokenized."""
+        return await self._prompts.tokens(model, text, add_special_tokens=add_special_tokens)
+
     def _check(
         self, call: ChatCall | CompletionCall, model: ServedModel, num_prompts: int, rules: _Rules
     ) -> SamplingParams:

@@ -31,11 +31,16 @@ class Boot:
     handed over. Clients wait in the listener's backlog for that second.
 
     A context manager: on the way out, however that comes, children still running are killed and the socket is closed.
+    `grpc_port` None: no gRPC. Its port is only held here, by a socket that does not listen: gRPC makes its own.
+
     SIGTERM and SIGINT end the process at once until the front installs handlers of its own.
     """
 
-    def __init__(self, host: str, port: int, *, num_workers: int, tls: bool = False) -> None:
+    def __init__(
+        self, host: str, port: int, *, num_workers: int, tls: bool = False, grpc_port: int | None = None
+    ) -> None:
         self.listener = bind(host, port)
+        self.reserved = None if grpc_port is None else reserve(host, grpc_port)
         self.port: int = self.listener.getsockname()[1]
         self._children: list[Child] = []
         self._responder = None if tls else Responder(self.listener)
@@ -43,7 +48,8 @@ class Boot:
             signal.signal(number, _exit_now)
         if self._responder is not None:
             self._responder.start()
-        print(json.dumps({"port": self.port, "grpc_port": None, "pid": os.getpid()}), flush=True)
+        grpc = None if self.reserved is None else self.reserved.getsockname()[1]
+        print(json.dumps({"port": self.port, "grpc_port": grpc, "pid": os.getpid()}), flush=True)
         self.fetcher = self.start_child(FETCHER)
         # Workers import their libraries while the fetcher works; they are told their model later.
         self.workers = [self.start_child(WORKER) for _ in range(num_workers)]
@@ -74,25 +80,50 @@ class Boot:
             connection.close()
         self.kill_children()
         self.listener.close()
+        if self.reserved is not None:
+            self.reserved.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket on the first address that `host` stands for. Raises BindError."""
+    listener = _bound(host, port)
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise _refusal(host, port, error) from error
+    return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen, whose port another socket of this user may take that sets SO_REUSEPORT.
+    Raises BindError when somebody has the port, whatever options that set."""
+    reserved = _bound(host, port)
+    # For old connections on the port it was enough at the bind; from now on it would let others bind too.
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return reserved
+
+
+def _bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
         raise BindError(f"cannot listen on {host}: {error.strerror or error}") from error
-    listener = socket.socket(family, kind, protocol)
+    bound = socket.socket(family, kind, protocol)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
-        listener.close()
-        raise BindError(f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}") from error
-    return listener
+        bound.close()
+        raise _refusal(host, port, error) from error
+    return bound
+
+
+def _refusal(host: str, port: int, error: OSError) -> BindError:
+    return BindError(f"cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}")
 
 
 def _exit_now(number: int, _: FrameType | None) -> None:

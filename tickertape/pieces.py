@@ -13,6 +13,7 @@ import msgspec
 from tickertape import __version__
 from tickertape.api.admission import AdmissionLimits
 from tickertape.api.generation_defaults import GenerationDefaults
+from tickertape.api.grpc.options import GrpcOptions
 from tickertape.api.limits import CallLimits
 from tickertape.api.options import WireOptions
 from tickertape.core.backend import Backend, BackendOptions, ModelSpec
@@ -29,6 +30,7 @@ __all__ = [
     "fetch_message",
     "fingerprint",
     "generation_defaults",
+    "grpc_options",
     "head_limits",
     "plugin_settings",
     "wire_options",
@@ -113,6 +115,14 @@ def wire_options(settings: Settings) -> WireOptions:
         max_json_depth=settings.max_json_depth,
         cors_origins=settings.cors_origins,
         trusted_proxies=_with_mapped(settings.trusted_proxies),
+    )
+
+
+def grpc_options(settings: Settings) -> GrpcOptions:
+    return GrpcOptions(
+        max_message_bytes=int(settings.grpc_max_message_bytes),
+        send_timeout_s=settings.sse_send_timeout_s,
+        request_timeout_s=settings.request_timeout_s,
     )
 
 

@@ -20,6 +20,7 @@ from tickertape.api.app import build_app
 from tickertape.api.generation_defaults import GenerationDefaults
 from tickertape.api.health import Readiness
 from tickertape.api.isolated_renders import IsolatedRenders
+from tickertape.api.keys import Keys
 from tickertape.api.metrics import Metrics
 from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.models import Models, ServedModel
@@ -39,6 +40,7 @@ from tickertape.entrance import Entrance
 from tickertape.failures import complain, first_of, reason_of
 from tickertape.fetching import fetch_models
 from tickertape.grammar.checker import CheckThreads, MatcherChecker
+from tickertape.grpc_front import GrpcFront
 from tickertape.hints import hints, url_of
 from tickertape.logs import configure_logs
 from tickertape.pieces import (
@@ -155,7 +157,8 @@ class Front:
         http = entrance.server(app, adopt=self._boot.stop_responding())
         serving = asyncio.create_task(http.serve([self._boot.listener]))
         watching = asyncio.create_task(entrance.watch(http))
-        hosting = asyncio.create_task(self._host_models(loading))
+        grpc = None if self._boot.reserved is None else GrpcFront(self._settings, self._boot.reserved)
+        hosting = asyncio.create_task(self._host_models(loading, grpc, entrance.keys))
         try:
             await asyncio.wait((serving, hosting, asked), return_when=asyncio.FIRST_COMPLETED)
             status = await self._fail(hosting, asked) if hosting.done() else await self._drain()
@@ -164,6 +167,8 @@ class Front:
             watching.cancel()
             http.should_exit = True
             await asyncio.wait((serving, hosting, watching))
+            if grpc is not None:
+                await grpc.stop()
             asked.cancel()
             self._renders.close()
             self._checks.close()
@@ -215,8 +220,8 @@ class Front:
             _log.warning("plugin %r failed at %s: %s", failed.name, failed.stage, failed.error)
         return plugins
 
-    async def _host_models(self, loading: asyncio.Task[Plugins]) -> None:
-        """Fetches the models and runs each. Does not end but by an error, or by being cancelled."""
+    async def _host_models(self, loading: asyncio.Task[Plugins], grpc: GrpcFront | None, keys: Keys) -> None:
+        """Starts gRPC, fetches the models and runs each. Does not end but by an error, or by being cancelled."""
         plugins = await loading
         workers = list(self._boot.workers)
         names: set[str] = set()
@@ -225,6 +230,11 @@ class Front:
                 asyncio.TaskGroup() as group,
                 aclosing(fetch_models(self._boot.fetcher, self._fetch, self.loading)) as specs,
             ):
+                if grpc is not None:
+                    starting = grpc.start(
+                        self._service, self._readiness, self._metrics, keys=keys, plugins=self._plugins
+                    )
+                    group.create_task(starting)
                 async for spec in specs:
                     if spec.name in names:
                         raise StartupError(f"two models are named {spec.name!r}; use NAME=MODEL", code="NameTaken")

@@ -99,6 +99,14 @@ class Settings(BaseSettings):
 
     host: str = setting("127.0.0.1", "Address to listen on.", "Listening")
     port: int = setting(8000, "Port to listen on; 0: any free one.", "Listening", ge=0, le=65535)
+    grpc: bool = setting(True, "Serve gRPC too.", "Listening")
+    grpc_port: int | None = setting(
+        None,
+        "Port of gRPC; 0: any free one. [default: the port after --port, any free one after 0]",
+        "Listening",
+        ge=0,
+        le=65535,
+    )
     http_keep_alive_s: float = setting(
         75.0, "Seconds an idle connection is kept. Keep it above your proxy's.", "Listening", gt=0
     )
@@ -142,6 +150,9 @@ class Settings(BaseSettings):
         30.0, "Seconds a client may take nothing before it counts as gone.", "Wire", gt=0
     )
     max_body_bytes: ByteSize = setting(ByteSize(8 << 20), "Largest request body, as 8MiB.", "Wire", ge=1024)
+    grpc_max_message_bytes: ByteSize = setting(
+        ByteSize(8 << 20), "Largest request message of gRPC, as 8MiB.", "Wire", ge=1024, le=2**31 - 1
+    )
     max_json_depth: int = setting(64, "Deepest nesting of a body.", "Wire", ge=4, le=512)
     max_choices: int = setting(128, "Most choices of one request: prompts x max(n, best_of).", "Wire", ge=1)
     max_stop_strings: int = setting(16, "Most stop strings of one request.", "Wire", ge=1)
@@ -266,6 +277,15 @@ class Settings(BaseSettings):
             if names.count(name) > 1:
                 raise ValueError(f"two models are named {name!r}")
         return self
+
+    @property
+    def chosen_grpc_port(self) -> int | None:
+        """None: no gRPC."""
+        if not self.grpc:
+            return None
+        if self.grpc_port is not None:
+            return self.grpc_port
+        return self.port + 1 if 0 < self.port < 65535 else 0
 
     def model_choices(self) -> tuple[ModelChoice, ...]:
         """The models in the order given; none: the caller's default."""

@@ -108,11 +108,13 @@ def test_no_connection_is_dropped_while_the_app_takes_over(serve: Serve) -> None
         connection.close()
 
 
-def test_only_the_http_port_listens(serve: Serve) -> None:
+def test_only_the_ports_that_it_names_listen(serve: Serve) -> None:
     server = serve().until_ready()
     assert server.ask("Q").status_code == 200
     pids = [server.process.pid, *server.children()]
-    assert listening_sockets(pids) == [f"0100007F:{server.port:04X}"]
+    # gRPC makes IPv6 sockets for IPv4 addresses too.
+    grpc = f"0000000000000000FFFF00000100007F:{server.grpc_port:04X}"
+    assert listening_sockets(pids) == sorted([f"0100007F:{server.port:04X}", grpc])
 
 
 def test_a_killed_worker_is_replaced(serve: Serve) -> None:

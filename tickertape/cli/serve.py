@@ -19,11 +19,11 @@ __all__ = ["serve"]
 @click.argument("models", nargs=-1, metavar="[MODEL | NAME=MODEL]...")
 @settings_options(Settings, leave=("models",))
 def serve(**values: Any) -> None:
-    """Serve models over HTTP, with the OpenAI routes under /v1.
+    """Serve models over HTTP, with the OpenAI routes under /v1, and over gRPC.
 
     MODEL is a directory in Hugging Face layout or a URI; without one a small demo model is fetched and served. The
-    first line on standard output is one JSON object with "port" and "pid", as soon as the port is bound; progress,
-    logs and, once it is ready, commands to try go to standard error.
+    first line on standard output is one JSON object with "port", "grpc_port" and "pid", as soon as the ports are
+    bound; progress, logs and, once it is ready, commands to try go to standard error.
 
     Stops on SIGTERM or Ctrl-C: running streams get --grace-s seconds to finish. A second signal ends it at once.
 
@@ -40,6 +40,7 @@ def serve(**values: Any) -> None:
             settings.port,
             num_workers=0 if settings.in_process else max(1, len(settings.models)),
             tls=settings.tls_cert is not None,
+            grpc_port=settings.chosen_grpc_port,
         )
     except BindError as error:
         click.echo(f"tickertape: {error}", err=True)

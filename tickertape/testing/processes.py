@@ -91,7 +91,9 @@ class Server(ServerProcess):
     def __init__(self, arguments: Sequence[str], *, model: str = "tiny", **options: Any) -> None:
         super().__init__(arguments, **options)
         self.model = model
-        self.port: int = self.first_line()["port"]
+        first = self.first_line()
+        self.port: int = first["port"]
+        self.grpc_port: int | None = first["grpc_port"]
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 

@@ -1,0 +1,1 @@
+"""`tickertape.v1.TokenStream`."""
