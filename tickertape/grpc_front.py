@@ -7,6 +7,7 @@ import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
+from tickertape import __version__
 from tickertape.api.health import Readiness
 from tickertape.api.keys import Keys
 from tickertape.api.metrics import Metrics
@@ -52,6 +53,7 @@ class GrpcFront:
             wire=wire_options(self._settings),
             keys=keys,
             plugins=plugins,
+            version=__version__,
         )
         host, port = self._reserved.getsockname()[:2]
         try:

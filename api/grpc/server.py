@@ -11,7 +11,11 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2
 
 from tickertape.api.door import Door
+from tickertape.api.grpc.fmaas.protocol import FMAAS
+from tickertape.api.grpc.fmaas.service import FmaasService
 from tickertape.api.grpc.health import HEALTH, Health
+from tickertape.api.grpc.kserve.protocol import KSERVE
+from tickertape.api.grpc.kserve.service import KServeService
 from tickertape.api.grpc.native.service import NATIVE, NativeService
 from tickertape.api.grpc.options import GrpcOptions, channel_arguments
 from tickertape.api.grpc.reflection import REFLECTION, REFLECTION_ALPHA, Reflection
@@ -37,7 +41,7 @@ _OWN: Final = (sampling_pb2, answer_pb2, generate_pb2, chat_pb2, token_stream_pb
 
 
 class GrpcServer:
-    """Created and used on one event loop. It serves from `start` to `stop`."""
+    """Created and used on one event loop. It serves from `start` to `stop`. `version` is what it says of itself."""
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class GrpcServer:
         wire: WireOptions | None = None,
         keys: Keys | None = None,
         plugins: Plugins | None = None,
+        version: str = "0",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         chosen = GrpcOptions() if options is None else options
@@ -63,8 +68,15 @@ class GrpcServer:
             options=chosen,
             clock=clock,
         )
-        services: dict[str, Mapping[str, Method]] = {NATIVE: NativeService(service, running, shared).methods()}
+        kserve = KServeService(service, readiness, version)
+        fmaas = FmaasService(service)
+        services: dict[str, Mapping[str, Method]] = {
+            NATIVE: NativeService(service, running, shared).methods(),
+            KSERVE: kserve.methods(),
+            FMAAS: fmaas.methods(),
+        }
         files = [_file(module.DESCRIPTOR) for module in _OWN]
+        files += [*kserve.protocol.files.file, *fmaas.protocol.files.file]
         names = (*services, HEALTH)
         services[HEALTH] = Health(readiness, service.models, names).methods()
         reflection = Reflection(names, files).methods()

@@ -1,0 +1,1 @@
+"""`fmaas.GenerationService`: the text generation protocol of TGIS."""
