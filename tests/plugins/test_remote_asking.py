@@ -20,6 +20,7 @@ from tickertape.plugins import (
     RowError,
     SamplingParams,
     StartupError,
+    Thinking,
     pack_tokens,
 )
 from tickertape.plugins.backends.remote.asking import MAPPED, body_of, is_streamed
@@ -28,6 +29,7 @@ from tickertape.plugins.backends.remote.figures import Figures, read_figures
 from tickertape.plugins.backends.vllm.asking import MAPPED as MAPPED_TO_VLLM
 from tickertape.plugins.manager import Plugins
 
+THINKING = Thinking("<", ">", (1,), (2,))
 PLAIN = SamplingParams(max_tokens=9, seed=5)
 SPEC = ModelSpec(name="m", path="/m", architecture="Unheard", config={}, max_model_len=64, vocab_size=99)
 
@@ -106,6 +108,16 @@ def test_what_is_asked_for_is_sent_or_refused(
         found = body(dialect, asked, **others)
         assert found[name] == sent
         json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [Grammar("free", ""), Grammar("lark", "start: @a", (("a", "{}"),)), Grammar("regex", "a", thinking=THINKING)],
+)
+def test_what_only_our_engine_makes_of_grammars_is_refused(grammar: Grammar) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        body(grammar=grammar)
+    assert caught.value.param == "structured_outputs"
 
 
 def test_what_no_server_can_be_asked_is_refused_by_all() -> None:

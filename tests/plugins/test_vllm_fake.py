@@ -66,8 +66,8 @@ def options(**extra: Any) -> BackendOptions:
 
 
 @asynccontextmanager
-async def started(options: BackendOptions | None = None) -> AsyncIterator[VllmEngine]:
-    engine = make(SPEC, options or BackendOptions(limits=LIMITS))
+async def started(options: BackendOptions | None = None, spec: ModelSpec = SPEC) -> AsyncIterator[VllmEngine]:
+    engine = make(spec, options or BackendOptions(limits=LIMITS))
     await engine.start()
     try:
         yield engine
@@ -163,6 +163,8 @@ async def test_ids_are_never_given_twice() -> None:
         (ask({"logits_processors": (LogitsProcessorCall("x"),)}), "logits_processors"),
         (ask(priority=1), "priority"),
         (ask(adapter="x"), "model"),
+        (ask(grammar=Grammar("free", "")), "structured_outputs"),
+        (ask(grammar=Grammar("lark", "start: @a", (("a", "{}"),))), "structured_outputs"),
     ],
 )
 async def test_what_it_cannot_do_is_refused_by_name(request_: Request, param: str) -> None:
@@ -246,8 +248,9 @@ async def test_errors_keep_their_place_in_the_tree(
 async def test_settings_reach_it() -> None:
     extra = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "distributed_executor_backend": "ray"}
     chosen = replace(options(**extra), dtype="bfloat16", num_blocks=33, kv_cache_bytes=1 << 20)
-    async with started(chosen) as engine:
+    async with started(chosen, replace(SPEC, trust_remote_code=True)) as engine:
         args = fake(engine).args
+    assert args.trust_remote_code is True
     assert (args.model, args.served_model_name, args.dtype) == ("/m", "m", "bfloat16")
     assert (args.max_model_len, args.max_num_seqs, args.max_num_batched_tokens) == (512, 4, 64)
     assert (args.num_gpu_blocks_override, args.kv_cache_memory_bytes, args.block_size) == (33, 1 << 20, None)
@@ -260,6 +263,7 @@ async def test_settings_reach_it() -> None:
     [
         (options(tensor_paralel_size=2), "no setting 'tensor_paralel_size'; did you mean 'tensor_parallel_size'"),
         (options(model="/other"), "no setting 'model'"),
+        (options(trust_remote_code=True), "no setting 'trust_remote_code'"),
         (options(lora_modules=["a"]), "a table of directories"),
         (BackendOptions(device="cuda"), "computes on cpu, not on cuda: --device cpu"),
         (BackendOptions(device="cpu:1"), "CUDA_VISIBLE_DEVICES"),

@@ -90,6 +90,12 @@ def _optional(request: Request, dialect: Dialect) -> dict[str, Any]:
 
 
 def _structure(grammar: Grammar) -> dict[str, Any]:
+    if grammar.parts or grammar.thinking is not None or grammar.kind not in _GRAMMARS:
+        raise InvalidRequest(
+            "a constraint of this kind cannot be sent on to the server behind this model",
+            code="unsupported_value",
+            param="structured_outputs",
+        )
     source: Any = grammar.source
     if grammar.kind == "json_schema":
         source = json.loads(source)  # as an object: not every version takes a text

@@ -15,8 +15,8 @@ from tickertape.plugins import BackendOptions, ModelSpec, StartupError
 __all__ = ["Arguments", "read_arguments"]
 
 _ADAPTERS: Final = "lora_modules"
-_OURS: Final = frozenset({"model", "tokenizer", "skip_tokenizer_init"})
-"""Not to be set by hand: they follow from the model that is served."""
+_OURS: Final = frozenset({"model", "tokenizer", "skip_tokenizer_init", "trust_remote_code"})
+"""Not to be set by hand: they follow from the model that is served, or are settings of ours."""
 
 _OPTIONAL: Final = frozenset({"enable_log_requests", "disable_log_stats"})
 """What it logs may be called otherwise in another version."""
@@ -55,6 +55,7 @@ def _translated(spec: ModelSpec, options: BackendOptions) -> dict[str, Any]:
         "model": spec.path,
         "served_model_name": spec.name,
         "dtype": options.dtype,
+        "trust_remote_code": spec.trust_remote_code,
         # Only grammars need its tokenizer; ids go in and come out.
         "skip_tokenizer_init": not (Path(spec.path) / "tokenizer.json").exists(),
         "generation_config": "vllm",  # defaults and stop ids of the model's are the front's to send

@@ -92,7 +92,8 @@ class Asking:
         return params
 
     def _structure(self, grammar: Grammar) -> Any:
-        if self._library.StructuredOutputsParams is None:
+        made_here = bool(grammar.parts) or grammar.thinking is not None
+        if self._library.StructuredOutputsParams is None or made_here or grammar.kind not in _GRAMMARS:
             raise _unsupported("structured_outputs")
         return self._library.StructuredOutputsParams(**{_GRAMMARS[grammar.kind]: grammar.source})
 

@@ -10,6 +10,7 @@ class AsyncEngineArgs:
     served_model_name: str | None = None
     tokenizer: str | None = None
     skip_tokenizer_init: bool = False
+    trust_remote_code: bool = False
     dtype: str = "auto"
     generation_config: str = "auto"
     max_model_len: int | None = None
