@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from report import Figure, publish
+from start import until_ready
 
 from tickertape.plugins import BackendOptions, Limits
 from tickertape.testing.models import model_spec, write_llama
@@ -76,7 +77,7 @@ def workers_of(models: Sequence[str], dtype: str, store: Path, kv_bytes: int) ->
     with tempfile.TemporaryDirectory() as directory:
         server = Server(arguments, log=Path(directory) / "log")
         try:
-            server.until_ready()
+            until_ready(server)
             for model in models:
                 body = {"model": model.partition("=")[0], "prompt": "x" * 400, "max_tokens": 40, "ignore_eos": True}
                 server.client.post("/v1/completions", json=body).raise_for_status()
