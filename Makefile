@@ -3,11 +3,12 @@
 
 PYTHON ?= python3
 VENV   := .venv
+EXTRAS ?=# what serve installs beside the server itself: EXTRAS=cpu brings torch, transformers and their kernels
 BIN    := $(VENV)/bin
 
 .PHONY: serve test test-example test-vllm test-openapi test-clients dev lint types unit proto bench peers clean
 
-serve: $(VENV)/installed
+serve: $(VENV)/installed $(if $(EXTRAS),$(VENV)/installed-$(EXTRAS))
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
 
 test: lint types unit
@@ -90,6 +91,10 @@ $(BIN)/python:
 
 $(VENV)/installed: $(BIN)/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/installed-cpu $(VENV)/installed-cuda: $(VENV)/installed-%: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml
