@@ -69,14 +69,17 @@ class Reflection:
 
 
 def _add_files(answer: Any, file: FileDescriptor) -> None:
-    """The file and all that it imports."""
-    waiting, seen = [file], set[str]()
-    while waiting:
-        each = waiting.pop()
-        if each.name not in seen:
-            seen.add(each.name)
-            answer.file_descriptor_response.file_descriptor_proto.append(each.serialized_pb)
-            waiting += each.dependencies
+    """The file, then all that it imports, each before its own imports."""
+    order: dict[str, bytes] = {}
+
+    def visit(each: FileDescriptor) -> None:
+        if each.name not in order:
+            for imported in each.dependencies:
+                visit(imported)
+            order[each.name] = each.serialized_pb
+
+    visit(file)
+    answer.file_descriptor_response.file_descriptor_proto.extend(reversed(order.values()))
 
 
 def _renamed(file: FileDescriptorProto) -> FileDescriptorProto:

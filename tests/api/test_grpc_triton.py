@@ -47,7 +47,7 @@ async def served(make_front: Make) -> AsyncIterator[tuple[Front, str]]:
 
 
 async def test_metadata_configuration_and_readiness(served: tuple[Front, str]) -> None:
-    front, address = served
+    _, address = served
 
     def ask() -> None:
         with tritonclient.grpc.InferenceServerClient(address) as client:
@@ -154,7 +154,7 @@ async def test_a_stream_of_interleaved_requests(served: tuple[Front, str]) -> No
 
 
 async def test_aio(served: tuple[Front, str]) -> None:
-    front, address = served
+    _, address = served
     async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
         assert await client.is_model_ready("scripted")
         tensors = inputs("plain", exclude_input_in_output=True)
