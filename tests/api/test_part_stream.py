@@ -28,9 +28,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
 
 
 def make(
-    tokenizer: TextTokenizer, stops: Sequence[str] = (), *, include: bool = False, min_tokens: int = 0
+    tokenizer: TextTokenizer,
+    stops: Sequence[str] = (),
+    *,
+    include: bool = False,
+    min_tokens: int = 0,
+    reasoning: str = "think",
+    tools: str = "hermes",
 ) -> PartStream:
-    parsers = choose_parsers(built_in_parsers(), ModelSigns(), reasoning="think", tools="hermes")
+    parsers = choose_parsers(built_in_parsers(), ModelSigns(), reasoning=reasoning, tools=tools)
     return PartStream(
         0,
         Detokenizer(tokenizer, skip_special_tokens=True),
@@ -123,3 +129,21 @@ def test_tokens_are_reasoning_or_not(tokenizer: TextTokenizer) -> None:
         run(stream, text)
         push(stream, [], Finish("length"))
         assert stream.num_reasoning_tokens == count, text
+
+
+def test_a_stop_string_does_not_reach_over_reasoning(tokenizer: TextTokenizer) -> None:
+    text = "<|channel|>final<|message|>one EN<|end|><|start|>assistant<|channel|>analysis<|message|>D hm<|end|>"
+    stream = make(tokenizer, ["END"], reasoning="gpt_oss", tools="gpt_oss")
+    pieces = run(stream, text, Finish("length"))
+    assert content(pieces) == "one EN"
+    kinds = [piece.kind for piece in pieces if piece.text]
+    assert kinds == sorted(kinds)  # all of the content first: what was held too
+
+
+def test_a_stop_token_is_not_shown(tokenizer: TextTokenizer) -> None:
+    stream = make(tokenizer)
+    push(stream, spoken("<think>hm</think>one"))
+    pieces = push(stream, spoken("c"), Finish("stop", ord("c")))
+    assert content(pieces) == ""
+    assert (stream.stop_reason, stream.num_tokens) == (ord("c"), 21)
+    assert pieces[-1].tokens == (ord("c"),)

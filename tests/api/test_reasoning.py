@@ -123,6 +123,14 @@ async def test_the_answer_follows_its_schema_and_the_thinking_does_not(make_fron
         assert json.loads(cut.text)["a"] in (1, 2)
 
 
+async def test_no_thinking_is_offered_where_the_prompt_has_closed_it(make_front: Make) -> None:
+    front = await model(make_front, "<think>hm</think>")
+    format = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [11, 12]}}}
+    found = await both(front, response_format=format, chat_template_kwargs={"enable_thinking": False})
+    assert found.reasoning == ""
+    assert found.text in ("11", "12")
+
+
 async def test_a_forced_call_comes_behind_the_thinking(make_front: Make) -> None:
     for text, parser, fields in (
         ("hm</think>", "hermes", {"chat_template_kwargs": {"thinks_at_once": True}}),

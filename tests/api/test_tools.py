@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
 
+from tickertape.core.request import Request, TokenDelta
 from tickertape.testing import templates
 from tickertape.testing.asgi import Answer
 from tickertape.testing.front import Front, spoken
@@ -311,11 +312,25 @@ async def test_an_operator_can_switch_tools_off(make_front: Make) -> None:
 async def test_an_engine_of_another_make_gets_one_grammar(make_front: Make) -> None:
     """It knows nothing of parts, and nothing of thinking that comes first."""
     front = await model(make_front, "talk")
-    front.models.replace(msgspec.structs.replace(front.model, own_engine=False))
+    seen: list[Request] = []
+
+    class Recording:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(front.engine, name)
+
+        def generate(self, request: Request) -> AsyncIterator[TokenDelta]:
+            seen.append(request)
+            return front.engine.generate(request)
+
+    front.models.replace(msgspec.structs.replace(front.model, own_engine=False, engine=Recording()))
     found = await both(front, tools=[WEATHER, OTHER], tool_choice="required", parallel_tool_calls=False, seed=1)
     assert found.finish == "tool_calls"
     [call] = found.calls
     assert call["name"] in ("weather", "now")
+    for request in seen:
+        assert request.grammar is not None
+        assert (request.grammar.parts, request.grammar.thinking) == ((), None)
+        assert '%json {"type": "object"' in request.grammar.source
     opened = {"chat_template_kwargs": {"thinks_at_once": True}}
     await refused(front, "tool_choice", "unsupported_value", tools=[OTHER], tool_choice="required", **opened)
     await refused(front, "guided_regex", "unsupported_value", guided_regex="a", **opened)
