@@ -188,16 +188,28 @@ class Rpcs:
                 raise
 
     async def _stream(self, answers: AsyncGenerator[Any, None], context: Context) -> None:
-        """Each message waits until the transport has room for it, so that a slow reader stops its own stream."""
-        send_timeout_s = self._options.send_timeout_s
+        """Each message waits until the transport has room for it, so that a slow reader stops its own stream. Raises
+        Stalled when one waited too long: what it costs the engine ends in time, the call when the message is out, as
+        nothing can be sent behind it."""
+        loop = asyncio.get_running_loop()
+        closing: asyncio.Task[None] | None = None
+
+        def stalled() -> None:
+            nonlocal closing
+            closing = loop.create_task(answers.aclose())
+
         try:
             async for answer in answers:
+                timer = loop.call_later(self._options.send_timeout_s, stalled)
                 try:
-                    async with asyncio.timeout(send_timeout_s):
-                        await context.write(answer)
-                except TimeoutError:
-                    raise Stalled from None
+                    await context.write(answer)
+                finally:
+                    timer.cancel()
+                if closing is not None:
+                    raise Stalled
         finally:
+            if closing is not None:
+                await closing
             await answers.aclose()
 
     async def _fail(self, error: Exception, method: Method, exchange: Exchange, context: Context) -> None:
