@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -37,6 +40,7 @@ from tickertape.plugins import (
 from tickertape.plugins.backends.vllm import supports
 from tickertape.plugins.backends.vllm.engine import VllmEngine, make
 from tickertape.testing.engine import EngineConformance
+from tickertape.testing.processes import alive, wait_until
 from tickertape.testing.rig import EngineSubject
 
 FAKE = Path(__file__).parent / "fake_vllm"
@@ -346,6 +350,33 @@ async def test_a_stopped_engine_refuses() -> None:
         pass
     with pytest.raises(Unavailable):
         await engine.health()
+
+
+KILLED = """
+import os, signal, subprocess, sys
+from tickertape.plugins.backends.vllm.guardian import Guardian, descendants
+before_all = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+before = descendants()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+guardian = Guardian(before)
+after = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(child.pid, before_all.pid, after.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_descends_from_a_worker_that_is_killed_ends_with_it() -> None:
+    run = subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    child, *others = map(int, run.stdout.readline().split())
+    run.stdout.close()
+    assert run.wait(20) == -signal.SIGKILL
+    try:
+        wait_until(lambda: not alive(child), 10)
+        assert all(map(alive, others))  # what was there before and what came later is not vLLM's
+    finally:
+        for pid in others:
+            os.kill(pid, signal.SIGKILL)
 
 
 def without(module: str, name: str, field: str) -> Any:

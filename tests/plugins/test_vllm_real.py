@@ -245,5 +245,8 @@ def test_its_death_is_the_workers_and_the_next_one_serves(llama: ModelSpec, tmp_
         wait_until(lambda: server.ask("hello", **fields).status_code == 200, PATIENCE_S)
         assert server.ask("hello", **fields).json()["choices"][0]["token_ids"] == first["token_ids"]
         assert server.worker() != worker
+        left = engine_processes(server.worker())
+        assert left
     finally:
         server.kill()
+    wait_until(lambda: not any(map(alive, left)), PATIENCE_S)

@@ -2,7 +2,7 @@
 
 This module only registers, and does not import vllm. Read `engine.py` for the port, then `library.py` (what is taken
 from vllm, and which versions are known), `arguments.py` (settings), `asking.py` (a request), `answering.py` (outputs),
-`recorder.py` (figures).
+`recorder.py` (figures), `guardian.py` (no process is left behind).
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from tickertape.plugins.backends.tally import Tally
 from tickertape.plugins.backends.vllm.answering import Answer, error_of
 from tickertape.plugins.backends.vllm.arguments import Arguments, read_arguments
 from tickertape.plugins.backends.vllm.asking import Asking
+from tickertape.plugins.backends.vllm.guardian import Guardian, descendants
 from tickertape.plugins.backends.vllm.library import Library, load_library
 from tickertape.plugins.backends.vllm.recorder import Recorder
 
@@ -61,6 +62,7 @@ class VllmEngine:
         self._num_blocks = 0
         self._block_tokens = 0
         self._llm: Any = None
+        self._guardian: Guardian | None = None
         self._refusal: TickertapeError | None = Unavailable("the engine has not been started")
 
     def plan(self) -> MemoryPlan:
@@ -72,8 +74,10 @@ class VllmEngine:
         they are made. Raises what vLLM raises."""
         started = time.monotonic()
         library = self._library
+        before = descendants()
         args = library.AsyncEngineArgs(**self._arguments.engine)
         self._llm = library.AsyncLLM.from_engine_args(args, stat_loggers=[self._recorder.make])
+        self._guardian = Guardian(before)
         config = getattr(self._llm, "vllm_config", None)
         cache = getattr(config, "cache_config", None)
         self._num_blocks = getattr(cache, "num_gpu_blocks", None) or 0
@@ -137,6 +141,9 @@ class VllmEngine:
             with suppress(TimeoutError):  # streams that were ended abort their requests first
                 await asyncio.wait_for(self._tally.idle.wait(), 1.0)
             await asyncio.to_thread(llm.shutdown)
+        if self._guardian is not None:
+            await asyncio.to_thread(self._guardian.close)
+            self._guardian = None
 
     def _outputs(self, request: Request) -> Any:
         """vLLM's own generator; closing it aborts the request. Raises errors of the tree."""
