@@ -16,6 +16,7 @@ from tickertape.api.exchange import Exchange, request_id_from
 from tickertape.api.generation import Generation
 from tickertape.api.grpc.options import GrpcOptions
 from tickertape.api.grpc.running import Running
+from tickertape.api.grpc.stall_guard import StallGuard
 from tickertape.api.grpc.statuses import Naming, as_status, same_name
 from tickertape.api.logs import log_access
 from tickertape.api.metrics import Metrics
@@ -191,25 +192,16 @@ class Rpcs:
         """Each message waits until the transport has room for it, so that a slow reader stops its own stream. Raises
         Stalled when one waited too long: what it costs the engine ends in time, the call when the message is out, as
         nothing can be sent behind it."""
-        loop = asyncio.get_running_loop()
-        closing: asyncio.Task[None] | None = None
-
-        def stalled() -> None:
-            nonlocal closing
-            closing = loop.create_task(answers.aclose())
-
+        guard = StallGuard(answers, self._options.send_timeout_s)
         try:
             async for answer in answers:
-                timer = loop.call_later(self._options.send_timeout_s, stalled)
-                try:
-                    await context.write(answer)
-                finally:
-                    timer.cancel()
-                if closing is not None:
+                guard.begin()
+                await context.write(answer)
+                guard.end()
+                if guard.stalled:
                     raise Stalled
         finally:
-            if closing is not None:
-                await closing
+            await guard.close()
             await answers.aclose()
 
     async def _fail(self, error: Exception, method: Method, exchange: Exchange, context: Context) -> None:

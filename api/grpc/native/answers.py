@@ -37,7 +37,9 @@ class GenerateAnswer:
     def stream(self, events: Iterable[Event]) -> GenerateStreamResponse:
         message = GenerateStreamResponse()
         for event in events:
-            if isinstance(event, PromptScored):
+            if isinstance(event, Piece) and event.logprobs is None and event.finish is None:  # most are
+                message.choices.add(index=event.choice, text=event.text, token_ids=event.tokens)
+            elif isinstance(event, PromptScored):
                 self._score(message.prompt_logprobs.add(prompt=event.prompt), event)
             else:
                 _fill(message.choices.add(index=event.choice, text=event.text), event, self._tokenizer)

@@ -60,7 +60,7 @@ class GenerateMethods:
                     yield last
                 last = answer.stream(events)
                 # The last message carries the usage; until it is known to be the last, only an ending one is held.
-                if not any(choice.HasField("finish") for choice in last.choices):
+                if not any(getattr(event, "finish", None) for event in events):
                     yield last
                     last = None
             last = answer.part() if last is None else last
