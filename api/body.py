@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
 from tickertape.api.connection import ClientGone
+from tickertape.api.limits import JSON_PARTS, JSON_TEXTS
 from tickertape.core.errors import InvalidRequest, RequestTooLarge, UnsupportedMediaType
 
 __all__ = ["read_json_object"]
+
+_MAX_SHOWN_CHARS: Final = 100
+
+_LONE_SURROGATE: Final = re.compile(rb"\\u[dD](?:[89abAB]..(?!\\u[dD][c-fC-F])|[c-fC-F]..)")
 
 
 async def read_json_object(request: Request, *, max_bytes: int, max_depth: int) -> dict[str, Any]:
@@ -23,9 +29,10 @@ async def read_json_object(request: Request, *, max_bytes: int, max_depth: int) 
     if not data:
         raise InvalidRequest("The request has no body; a JSON object is wanted", code="invalid_json")
     try:
+        _check_parts(data)
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}", code="invalid_json") from None
+        raise InvalidRequest(f"The body is not valid JSON: {_reason(error, data)}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest(f"The body is nested deeper than {max_depth} levels", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -59,6 +66,43 @@ async def _read(request: Request, max_bytes: int) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     return bytes(data)
+
+
+def _check_parts(data: bytes) -> None:
+    """Raises InvalidRequest, which names the field that is too large, for a body of too many parts; and what decoding
+    raises."""
+    if (fault := _excess(data)) is None:
+        return
+    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])  # skips over the values
+    found = ((name, _excess(bytes(value))) for name, value in fields.items())
+    name, fault = next(((name, own) for name, own in found if own is not None), (None, fault))
+    param = None if name is None else name[:_MAX_SHOWN_CHARS]
+    raise InvalidRequest(f"Invalid value for {param or 'the body'!r}: {fault}", param=param)
+
+
+def _excess(data: bytes) -> str | None:
+    """Counts at memory speed, and exactly only where the brackets, colons and quotes within texts might be what makes
+    them many."""
+    if _num_parts(data) <= JSON_PARTS and data.count(b'"') <= 2 * JSON_TEXTS:
+        return None
+    plain = data.replace(rb"\\", b"").replace(rb"\"", b"")
+    if plain.count(b'"') > 2 * JSON_TEXTS:
+        return f"more than {JSON_TEXTS} strings"
+    if _num_parts(b"".join(plain.split(b'"')[::2])) > JSON_PARTS:
+        return f"more than {JSON_PARTS} objects, arrays and their members by name"
+    return None
+
+
+def _num_parts(data: bytes) -> int:
+    return data.count(b"{") + data.count(b"[") + data.count(b":")
+
+
+def _reason(error: Exception, data: bytes) -> str:
+    """The decoder calls half a surrogate pair at the end of a text truncation."""
+    if ("truncated" in str(error) or "surrogate" in str(error)) and (found := _LONE_SURROGATE.search(data)):
+        half = found.group()[:6].decode("ascii", "replace")
+        return f"{half} at byte {found.start()} is half of a surrogate pair and stands alone"
+    return str(error)
 
 
 def _depth_exceeds(value: Any, most: int) -> bool:

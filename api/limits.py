@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
-__all__ = ["CallLimits"]
+__all__ = ["JSON_PARTS", "JSON_TEXTS", "MAX_ALLOWED_IDS", "PROMPT_SLACK_TOKENS", "CallLimits"]
+
+JSON_PARTS: Final = 65_536
+"""Objects, arrays and members of objects in one JSON body. Decoding and validation hold the interpreter whatever
+thread they run on, so what bounds a stall of the event loop is the number of things to make; texts may be long."""
+
+JSON_TEXTS: Final = 262_144
+"""Strings in one JSON body, keys included."""
+
+MAX_ALLOWED_IDS: Final = 1_048_576
+"""Entries of allowed_token_ids as they are sent, more than any vocabulary has; repeats are dropped."""
+
+PROMPT_SLACK_TOKENS: Final = 65_536
+"""How many token ids a prompt may have beyond the largest context served, for `truncate_prompt_tokens` to cut off;
+longer ones are refused before their items are looked at."""
 
 
 class CallLimits(Struct, frozen=True, kw_only=True):

@@ -34,8 +34,13 @@ def check_tokens(model: ServedModel, tokens: Collection[int], param: str) -> Non
         return
     wrong = next(token for token in tokens if not 0 <= token < model.vocab_size)
     raise InvalidRequest(
-        f"Invalid value for {param!r}: token id {wrong} is not in 0..{model.vocab_size - 1}", param=param
+        f"Invalid value for {param!r}: token id {_shown(wrong)} is not in 0..{model.vocab_size - 1}", param=param
     )
+
+
+def _shown(number: int) -> str:
+    """JSON's numbers may have any number of digits."""
+    return str(number) if abs(number) < 10**20 else f"of {number.bit_length()} bits"
 
 
 def check_logprobs(model: ServedModel, decoding: Decoding, limits: CallLimits, *, param: str, most: int) -> None:

@@ -118,8 +118,8 @@ class Service:
     ) -> SamplingParams:
         """What can be said before the prompts are encoded."""
         decoding = call.decoding
-        check_choices(num_prompts, decoding, self.limits)
         check_decoding(decoding, self.limits)
+        check_choices(num_prompts, decoding, self.limits)
         check_logprobs(model, decoding, self.limits, param=rules.logprobs_field, most=rules.max_logprobs)
         check_scoring(model, call, param=rules.logprobs_field)
         return to_sampling(model, decoding)

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from tickertape.core.errors import InvalidRequest
 
-__all__ = ["MAX_ENTRIES", "Closed", "TextOrTexts", "checked", "field_path"]
+__all__ = ["ENTRIES", "MAX_ENTRIES", "Closed", "TextOrTexts", "checked", "field_path"]
 
 M = TypeVar("M", bound=BaseModel)
 
 MAX_ENTRIES: Final = 4096
 """Of any list or object whose entries are looked at one by one here; bounds what parsing a body costs."""
+
+ENTRIES: Final[Any] = Field(max_length=MAX_ENTRIES, fail_fast=True)
+"""Of an array: no more than that, and none is looked at after the first wrong one."""
 
 _MAX_SHOWN_CHARS: Final = 100
 
@@ -28,6 +31,7 @@ class Closed(BaseModel):
 
 TextOrTexts = Annotated[
     list[str],
+    ENTRIES,
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
 ]
 """A string stands for a list of one."""
@@ -55,6 +59,9 @@ _WANTED: Final[Mapping[str, str]] = MappingProxyType(
 def checked(model: type[M], body: Mapping[str, Any]) -> M:
     """The body as a model. Raises InvalidRequest for its first fault: codes missing_required_parameter,
     unknown_parameter, invalid_type, unsupported_value, invalid_value."""
+    if len(body) > len(fields := model.model_fields):  # each would be a fault of its own, and these are slow to make
+        unknown = next(name for name in body if name not in fields)
+        raise _refusal("extra_forbidden", field_path((unknown,)), {}, None)
     try:
         return model.model_validate(body)
     except ValidationError as error:

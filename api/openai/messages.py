@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import PydanticCustomError
 
-from tickertape.api.openai.fields import MAX_ENTRIES, Closed
+from tickertape.api.openai.fields import ENTRIES, Closed
 
 __all__ = ["Message", "as_template_message"]
 
@@ -49,7 +49,7 @@ Part = Annotated[
     | Annotated[SkipJsonSchema[Any], BeforeValidator(_refuse_part), Tag("<other>")],
     Discriminator(_part_tag),
 ]
-Parts = Annotated[list[Part], Field(max_length=MAX_ENTRIES)]
+Parts = Annotated[list[Part], ENTRIES]
 
 Content = Annotated[
     Annotated[str, Tag("<string>")] | Annotated[Parts, Tag("<parts>")],
@@ -85,7 +85,7 @@ class AssistantMessage(Closed):
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_ENTRIES)] | None = None
+    tool_calls: Annotated[list[ToolCall], ENTRIES] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     # What answers carry and clients send back as it came.

@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tickertape.api.calls import ChatCall, CompletionCall, Decoding, ProcessorCall, PromptInput, Reasoning
-from tickertape.api.openai.fields import MAX_ENTRIES, Closed, TextOrTexts
+from tickertape.api.limits import MAX_ALLOWED_IDS
+from tickertape.api.openai.fields import ENTRIES, MAX_ENTRIES, Closed, TextOrTexts
 from tickertape.api.openai.messages import Message, as_template_message
 from tickertape.api.openai.structure import Choices, ResponseFormat, StructuredOutputs, structure_of
 from tickertape.api.openai.tools import ToolChoice, Tools, tool_use
-from tickertape.core.errors import InvalidRequest
+from tickertape.api.ranges import RANGES
+from tickertape.core.errors import ContextLengthExceeded, InvalidRequest
 
 __all__ = ["ChatRequest", "CompletionRequest", "StreamOptions", "to_chat_call", "to_completion_call"]
 
@@ -54,11 +56,11 @@ class SharedRequest(Closed):
     temperature: float | None = None
     top_p: float | None = None
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(max_length=MAX_ENTRIES)] | None = None
     # vLLM
     add_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Annotated[list[int], Field(max_length=MAX_ALLOWED_IDS, fail_fast=True)] | None = None
+    bad_words: Annotated[list[str], ENTRIES] | None = None
     cache_salt: str | None = None
     echo: bool | None = None
     ignore_eos: bool | None = None
@@ -71,11 +73,11 @@ class SharedRequest(Closed):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int], ENTRIES] | None = None
     top_k: int | None = None
     truncate_prompt_tokens: int | None = None
     # ours
-    logits_processors: Annotated[list[ProcessorRequest], Field(max_length=MAX_ENTRIES)] | None = None
+    logits_processors: Annotated[list[ProcessorRequest], ENTRIES] | None = None
     # see structure.py
     guided_choice: Choices | None = None
     guided_grammar: str | None = None
@@ -92,7 +94,7 @@ class SharedRequest(Closed):
 
 
 class ChatRequest(SharedRequest):
-    messages: Annotated[list[Message], Field(max_length=MAX_ENTRIES)]
+    messages: Annotated[list[Message], ENTRIES]
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -146,9 +148,11 @@ def to_chat_call(request: ChatRequest, *, tenant: str, timeout_s: float | None) 
         raise InvalidRequest("'max_tokens' and 'max_completion_tokens' differ; send one of them", param="max_tokens")
     if longest is None:
         longest = request.max_tokens
+    field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     if longest == 0:
-        field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
         raise InvalidRequest(f"Invalid value for {field!r}: must be at least 1", param=field)
+    if longest is not None and longest not in RANGES["max_tokens"]:
+        raise InvalidRequest(f"Invalid value for {field!r}: must be {RANGES['max_tokens']}", param=field)
     add_prompt = request.add_generation_prompt
     return ChatCall(
         model=request.model,
@@ -179,8 +183,11 @@ def _budget(given: int | None) -> int | None:
     return given
 
 
-def to_completion_call(request: CompletionRequest, *, tenant: str, timeout_s: float | None) -> CompletionCall:
-    """Raises InvalidRequest for fields that contradict each other, and for a prompt of another type."""
+def to_completion_call(
+    request: CompletionRequest, *, tenant: str, timeout_s: float | None, max_prompt_ids: int
+) -> CompletionCall:
+    """Raises InvalidRequest for fields that contradict each other, and for a prompt of another type;
+    ContextLengthExceeded for one of more than `max_prompt_ids`, whatever these are."""
     _check_stream_options(request)
     best_of = request.best_of
     if request.stream and best_of is not None and best_of > (request.n or 1):
@@ -188,7 +195,7 @@ def to_completion_call(request: CompletionRequest, *, tenant: str, timeout_s: fl
                              param="best_of")  # fmt: skip
     return CompletionCall(
         model=request.model,
-        prompts=_prompts(request.prompt),
+        prompts=_prompts(request.prompt, max_prompt_ids),
         decoding=_decoding(request, max_tokens=request.max_tokens, logprobs=request.logprobs, best_of=best_of),
         echo=bool(request.echo),
         add_special_tokens=request.add_special_tokens is not False,
@@ -206,9 +213,11 @@ def _decoding(
     request: SharedRequest, *, max_tokens: int | None, logprobs: int | None, best_of: int | None = None
 ) -> Decoding:
     given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
-    for name in ("stop", "bad_words", "stop_token_ids", "allowed_token_ids"):
+    for name in ("stop", "bad_words", "stop_token_ids"):
         if (values := getattr(request, name)) is not None:
             given[name] = tuple(values)
+    if request.allowed_token_ids is not None:
+        given["allowed_token_ids"] = tuple(dict.fromkeys(request.allowed_token_ids))
     if request.logit_bias is not None:
         given["logit_bias"] = {_token_id(key): float(bias) for key, bias in request.logit_bias.items()}
     if request.logits_processors is not None:
@@ -239,30 +248,35 @@ def _token_id(key: str) -> int:
     return int(key)
 
 
-def _prompts(value: Any) -> tuple[PromptInput, ...]:
-    """A text, ids, or an array of either."""
+def _prompts(value: Any, max_ids: int) -> tuple[PromptInput, ...]:
+    """A text, ids, or an array of either: its first item says of which."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list):
-        raise _wrong_type("prompt")
-    if value and all(type(each) is int for each in value):
-        return (tuple(value),)
-    texts = all(isinstance(each, str) for each in value)
+        raise _wrong_type("prompt", "a string, an array of token ids, or an array of either")
+    first = value[0] if value else None
+    if type(first) is int:
+        return (_ids(value, "prompt", max_ids),)
     found: list[PromptInput] = []
     for n, each in enumerate(value):
-        if texts:
+        if isinstance(first, list) and isinstance(each, list):
+            found.append(_ids(each, f"prompt[{n}]", max_ids))
+        elif isinstance(first, str) and isinstance(each, str):
             found.append(each)
-        elif not isinstance(each, list):
-            raise _wrong_type(f"prompt[{n}]")
         else:
-            for k, token in enumerate(each):
-                if type(token) is not int:
-                    raise InvalidRequest(f"Invalid type for 'prompt[{n}][{k}]': a token id is wanted",
-                                         code="invalid_type", param=f"prompt[{n}][{k}]")  # fmt: skip
-            found.append(tuple(each))
+            wanted = "a string" if isinstance(first, str) else "an array of token ids"
+            raise _wrong_type(f"prompt[{n}]", wanted if n else "a string, a token id or an array of token ids")
     return tuple(found)
 
 
-def _wrong_type(param: str) -> InvalidRequest:
-    text = f"Invalid type for {param!r}: a string, an array of token ids, or an array of either is wanted"
-    return InvalidRequest(text, code="invalid_type", param=param)
+def _ids(values: list[Any], param: str, most: int) -> tuple[int, ...]:
+    if len(values) > most:
+        raise ContextLengthExceeded(f"The prompt has {len(values)} tokens, at most {most} are looked at", param=param)
+    if set(map(type, values)) - {int}:
+        wrong = next(k for k, token in enumerate(values) if type(token) is not int)
+        raise _wrong_type(f"{param}[{wrong}]", "a token id")
+    return tuple(values)
+
+
+def _wrong_type(param: str, wanted: str) -> InvalidRequest:
+    return InvalidRequest(f"Invalid type for {param!r}: {wanted} is wanted", code="invalid_type", param=param)

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from tickertape.api.generation import Generation
+from tickertape.api.limits import PROMPT_SLACK_TOKENS
 from tickertape.api.models import Models, ServedModel
 from tickertape.api.openai.chat_stream import ChatStream
 from tickertape.api.openai.completion_stream import CompletionStream
@@ -102,7 +103,11 @@ class Completion:
         return _parse(CompletionRequest, COMPLETION_FIXED, body, lenient)
 
     async def start(self, request: CompletionRequest, *, tenant: str, timeout_s: float | None) -> Generation:
-        return await self._service.complete(to_completion_call(request, tenant=tenant, timeout_s=timeout_s))
+        longest = max((model.max_model_len for model in self._service.models.list()), default=0)
+        call = to_completion_call(
+            request, tenant=tenant, timeout_s=timeout_s, max_prompt_ids=longest + PROMPT_SLACK_TOKENS
+        )
+        return await self._service.complete(call)
 
     def chunks(self, generation: Generation, head: Head, request: CompletionRequest) -> CompletionStream:
         tail = StreamTail(request.stream_options)

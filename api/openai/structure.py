@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 from pydantic import Field
 
 from tickertape.api.calls import Structure
-from tickertape.api.openai.fields import MAX_ENTRIES, Closed
+from tickertape.api.openai.fields import ENTRIES, Closed
 from tickertape.api.structures import ANY_OBJECT, choice, json_schema, structural_tag
 from tickertape.core.errors import InvalidRequest
 from tickertape.core.request import Grammar
@@ -18,7 +18,7 @@ __all__ = ["Choices", "ResponseFormat", "StructureFields", "StructuredOutputs", 
 _ONLY_IN: Final = {"json_schema": "json_schema", "triggers": "structural_tag", "structures": "structural_tag"}
 """Keys of a response_format that belong to one type of it."""
 
-Choices = Annotated[list[str], Field(max_length=MAX_ENTRIES)]
+Choices = Annotated[list[str], ENTRIES]
 
 
 class JsonSchemaFormat(Closed):
@@ -33,8 +33,8 @@ class JsonSchemaFormat(Closed):
 class ResponseFormat(Closed):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    triggers: Annotated[list[str], Field(max_length=MAX_ENTRIES)] | None = None
-    structures: Annotated[list[dict[str, Any]], Field(max_length=MAX_ENTRIES)] | None = None
+    triggers: Annotated[list[str], ENTRIES] | None = None
+    structures: Annotated[list[dict[str, Any]], ENTRIES] | None = None
 
 
 class StructuredOutputs(Closed):

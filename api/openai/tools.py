@@ -44,7 +44,7 @@ class NamedFunction(Closed):
 
 class AllowedTools(Closed):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedFunction], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class AllowedToolChoice(Closed):
@@ -72,7 +72,7 @@ ToolChoice = Annotated[
     Discriminator(_tag),
 ]
 
-Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 def tool_use(given: list[FunctionTool] | None, choice: Any, *, parallel: bool) -> ToolUse:

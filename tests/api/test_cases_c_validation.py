@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from tickertape.testing import templates
@@ -70,7 +72,7 @@ async def test_case_046_top_logprobs_need_logprobs(make_front: Make) -> None:
         ([1.5], "prompt[0]"),
         ([[]], "prompt"),
         ([True], "prompt[0]"),
-        (["a", [1]], "prompt[0]"),
+        (["a", [1]], "prompt[1]"),
         ({"a": 1}, "prompt"),
         (None, "prompt"),
         (7, "prompt"),
@@ -395,3 +397,66 @@ async def test_routes_and_methods(make_front: Make) -> None:
     refused(await front.client.get("/v1/nothing"), None, "not_found", 404)
     refused(await front.client.get("/v1/chat/completions"), None, "method_not_allowed", 405)
     assert (await front.client.get("/v1/chat/completions")).headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code", "status"),
+    [
+        ({"prompt": [1] * 200_000}, "prompt", "context_length_exceeded", 400),
+        ({"prompt": ["a"] * 200_000}, "prompt", "invalid_value", 400),
+        ({"allowed_token_ids": [1] * 1_100_000}, "allowed_token_ids", "invalid_value", 400),
+        ({"allowed_token_ids": ["a"] * 100_000}, "allowed_token_ids[0]", "invalid_type", 400),
+        ({"stop": [1] * 200_000}, "stop[0]", "invalid_type", 400),
+        ({f"x{n}": 1 for n in range(50_000)}, "x0", "unknown_parameter", 400),
+        ({"logit_bias": {str(n): 1 for n in range(500_000)}}, "logit_bias", "invalid_value", 400),
+        ({"prompt": [[]] * 100_000}, "prompt", "invalid_value", 400),
+        ({"prompt": ["a"] * 300_000}, "prompt", "invalid_value", 400),
+    ],
+    ids=["ids", "texts", "allowed", "allowed texts", "stops", "unknown", "bias", "arrays", "strings"],
+)
+async def test_a_body_of_many_parts_is_refused_before_these_are_looked_at(
+    make_front: Make, body: dict[str, Any], param: str | None, code: str, status: int
+) -> None:
+    front = await make_front()
+    encoded = msgspec.json.encode({"model": "scripted", "prompt": "go", **body})
+    started = time.thread_time()
+    answer = await front.client.post("/v1/completions", body=encoded, headers={"content-type": "application/json"})
+    spent_s = time.thread_time() - started
+    refused(answer, param, code, status)
+    assert spent_s < 0.5  # far more without the checks: 4 s for the texts among ids
+
+
+async def test_punctuation_in_a_text_is_no_part_of_the_body(make_front: Make) -> None:
+    front = await make_front()
+    text = '"\\:[{' * 300_000
+    answer = await front.client.post("/v1/completions", {"model": "scripted", "prompt": text})
+    refused(answer, "prompt", "context_length_exceeded")
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 10**400])
+async def test_the_field_that_was_sent_is_named(make_front: Make, value: int) -> None:
+    front = await make_front()
+    for field in ("max_tokens", "max_completion_tokens"):
+        assert len(refused(await front.chat(**{field: value}), field, "invalid_value")) < 200
+    assert len(refused(await front.complete(n=value, best_of=value), "n", "invalid_value")) < 200
+    assert len(refused(await front.complete(prompt=[value]), "prompt")) < 200
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [(["a", 1], "prompt[1]"), ([1, "a"], "prompt[1]"), ([[1], "a"], "prompt[1]"), ([[1], [2, "a"]], "prompt[1][1]")],
+)
+async def test_the_item_that_is_wrong_is_named(make_front: Make, prompt: list[Any], param: str) -> None:
+    front = await make_front()
+    assert param in refused(await front.complete(prompt=prompt), param, "invalid_type")
+
+
+@pytest.mark.parametrize("text", [rb"\ud800", rb"a\uDFFFb", rb"\ud83dx"])
+async def test_half_a_surrogate_pair_is_called_so(make_front: Make, text: bytes) -> None:
+    front = await make_front()
+    body = b'{"model": "scripted", "prompt": "' + text + b'"}'
+    assert "half of a surrogate pair" in refused(
+        await front.client.post("/v1/completions", body=body, headers={"content-type": "application/json"}),
+        None,
+        "invalid_json",
+    )

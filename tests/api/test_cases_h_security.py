@@ -253,7 +253,7 @@ async def test_lists_of_a_body_are_bounded(make_front: Make) -> None:
     many = 100_000
     for fields, param in (
         ({"content": [{"role": "user", "content": "a"}] * many}, "messages"),
-        ({"content": [{"role": "user", "content": [{"type": "text", "text": ""}] * many}]}, "messages[0].content"),
+        ({"content": [{"role": "user", "content": [{"type": "text", "text": ""}] * many}]}, "messages"),
         ({"logit_bias": {str(n): 1 for n in range(many)}}, "logit_bias"),
     ):
         begun = time.monotonic()
