@@ -26,7 +26,8 @@ class Constraint(Protocol):
         ...
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Moves over the ids that follow. Raises RowError when they do not fit."""
+        """Moves over the ids that follow. Raises RowError when they do not fit, InvalidRequest when moving costs too
+        much."""
         ...
 
     def fill(self, line: NDArray[np.int32]) -> None:

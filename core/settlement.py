@@ -97,14 +97,14 @@ class Settlement:
             return
         try:
             count, finish = self._extend(seq, ids)
-        except RowError as error:
+        except TickertapeError as error:
             self.fail(seq, error)
             return
         self.tell(seq, tuple(ids[:count]), finish=finish, logprobs=logprobs, first_line=end - len(ids))
 
     def _extend(self, seq: Sequence, ids: Seq[int]) -> tuple[int, Finish | None]:
-        """How many of the ids the sequence takes, and why it takes no more. Raises RowError when one of them is not in
-        its grammar."""
+        """How many of the ids the sequence takes, and why it takes no more. Raises what its grammar does: the id
+        is not in it, or it gives out."""
         constraint = seq.constraint
         for count, token in enumerate(ids, 1):
             seq.tokens.append(token)

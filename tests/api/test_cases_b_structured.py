@@ -85,6 +85,27 @@ async def test_end_tokens_wait_until_it_is_complete(going: Front) -> None:
     assert (len(free.text), free.finish) == (9, "length")
 
 
+async def test_repetitions_that_multiply_are_a_400_before_anything_is_computed(going: Front) -> None:
+    power = "(a{1000}){1000}"
+    refused(await going.complete("go", guided_regex=power), "guided_regex", "repetitions")
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": f"^{power}$"}}}
+    refused(await going.chat("go", response_format=by_schema(schema), stream=True), SCHEMA_PARAM, "repetitions")
+
+
+async def test_a_grammar_that_gives_out_in_the_stream_is_its_requests_fault(
+    make_front: MakeFront, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tickertape.grammar.compiler._MAX_LEXER_STATES", 60)
+    front = await make_front({"when": spoken("go"), "tokens": spoken('"' + "a" * 300)}, token_s=0.002)
+    schema = {"type": "string", "maxLength": 399}
+    answer = await front.complete("go", stream=True, guided_json=schema, max_tokens=300)
+    assert answer.status == 200
+    assert len(answer.events) > 3
+    error = json.loads(answer.events[-1])["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", "guided_json")
+    refused(await front.complete("go", guided_json=schema, max_tokens=300), "guided_json", "cannot be followed further")
+
+
 async def test_026_an_invalid_schema_is_a_400_and_nothing_else_notices(make_front: MakeFront) -> None:
     front = await make_front({"when": spoken("long"), "tokens": spoken("x" * 200)}, token_s=0.002)
     async with front.streaming("long") as running:

@@ -9,16 +9,18 @@ import string
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tickertape.api.tokenizer import TextTokenizer
-from tickertape.core.errors import InvalidRequest, Overloaded
+from tickertape.core.errors import InvalidRequest, Overloaded, RowError
 from tickertape.core.request import Grammar
 from tickertape.grammar.checker import CheckThreads, MatcherChecker
 from tickertape.grammar.compiler import MatcherCompiler
+from tickertape.grammar.expressions import check_expression, check_terminals
 from tickertape.grammar.schema import prepare_schema
 from tickertape.grammar.vocabulary import model_vocabulary
 from tickertape.testing.constraints import allowed_tokens
@@ -41,6 +43,13 @@ HOSTILE: dict[str, tuple[str, str]] = {
                                                       for n in range(24)]})),
     "nested expression": ("regex", "(" * 20_000 + "a" + ")" * 20_000),
     "unclosed expression": ("regex", "("),
+    "powers": ("regex", "((a{1,1000}){1,1000}){1,1000}"),
+    "power of a sum": ("regex", r"(?:a{400}|[\]{2}]\({400}\p{L}){200}"),
+    "power in a schema": ("json_schema", '{"$defs": {"x": {"pattern": "^(a{1000}){1000}$"}}, "$ref": "#/$defs/x"}'),
+    "power in a name": ("json_schema", '{"patternProperties": {"^(a{1000}){1000}$": {}}}'),
+    "power in a terminal": ("lark", 'start: "/" /(a{1000}){1000}/'),
+    "power in an embedded schema": ("lark", 'start: %json {"pattern": "^(a{1000}){1000}$"}'),
+    "endless power": ("regex", "a{" + "9" * 5000 + "}"),
     "word boundary": ("regex", r"\bword"),
     "no rule": ("lark", 'stop: "a"'),
     "no base": ("lark", "start: a\na: a"),
@@ -71,7 +80,6 @@ LARGE: dict[str, tuple[str, str]] = {
     "repeats": ("json_schema", json.dumps({"type": "string", "minLength": 10**6, "maxLength": 10**9})),
     "items": ("json_schema", json.dumps({"type": "array", "minItems": 10**6, "items": {"type": "object"}})),
     "states": ("regex", "(a|b)*a(a|b){60}"),
-    "powers": ("regex", "((a{1,1000}){1,1000}){1,1000}"),
     "divisor": ("json_schema", json.dumps({"type": "integer", "multipleOf": 19_997})),
     "left recursion": ("lark", 'start: start "a" | start start | "b"'),
 }
@@ -125,6 +133,16 @@ SLOW_TO_WALK: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("source", ["[" * 200_000, r"\p{" * 60_000, "(?<a" * 60_000, "{9" * 100_000, "(a{9}" * 40_000,
+                                    "a" + "{1}" * 60_000, "(" * 200_000 + ")" * 200_000])  # fmt: skip
+def test_looking_through_an_expression_takes_linear_time(source: str) -> None:
+    started = time.thread_time()
+    check_expression(source)
+    check_terminals('"' + r"\"" * 60_000 + source)
+    check_terminals("/" + r"\/" * 60_000 + source)
+    assert time.thread_time() - started < 1
+
+
 @pytest.mark.parametrize("name", SLOW_TO_WALK)
 def test_looking_through_a_schema_takes_linear_time(name: str) -> None:
     source = json.dumps(SLOW_TO_WALK[name])
@@ -172,6 +190,55 @@ def test_one_text_can_use_it_up(
     with pytest.raises(InvalidRequest, match="cannot be followed further"):
         write()
     assert allowed_tokens(compiler.compile(grammar, ()), VOCAB)
+
+
+def test_a_text_that_costs_too_much_to_go_on_with_is_the_grammars_fault(
+    vocabulary: tuple[MatcherCompiler, TextTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tickertape.grammar.expressions._MAX_SIZE", 10**9)
+    compiler, tokenizer = vocabulary
+    by_text = {tokenizer.token_bytes(token): token for token in range(VOCAB)}
+    schema = json.dumps({"type": "string", "pattern": "^(a{1000}){1000}$"})
+    constraint = compiler.compile(Grammar("json_schema", schema), ())
+    with pytest.raises(InvalidRequest, match="cannot be followed further") as caught:
+        constraint.accept((by_text[b'"'], *[by_text[b"a"]] * 50))
+    assert caught.value.param == "grammar"
+    with pytest.raises(RowError):
+        compiler.compile(Grammar("regex", "ab"), ()).accept((by_text[b"b"],))
+
+
+def test_what_is_slow_to_compile_is_not_compiled_again_within_a_step(
+    vocabulary: tuple[MatcherCompiler, TextTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tickertape.grammar.compiler._MAX_RENEWAL_S", 0.0)
+    monkeypatch.setattr("tickertape.grammar.compiler._MAX_LEXER_STATES", 300)
+    compiler, _ = vocabulary
+    constraint = compiler.compile(Grammar("json_schema", '{"type":"string","minLength":2000}'), ())
+    monkeypatch.setattr("tickertape.grammar.compiler.compile_matcher", None)
+
+    def write() -> None:
+        for _ in range(1000):
+            constraint.accept((allowed_tokens(constraint, VOCAB)[0],))
+
+    with pytest.raises(InvalidRequest, match="cannot be followed further"):
+        write()
+
+
+@pytest.mark.parametrize("source", ["(a{1000}){100}", "a{100000}"])
+def test_a_step_of_the_largest_expressions_is_bounded(
+    vocabulary: tuple[MatcherCompiler, TextTokenizer], source: str
+) -> None:
+    compiler, _ = vocabulary
+    constraint = compiler.compile(Grammar("regex", source), ())
+    steps_s = []
+    with suppress(InvalidRequest):  # it may give out
+        for _ in range(50):
+            started = time.thread_time()
+            try:
+                constraint.accept((allowed_tokens(constraint, VOCAB)[0],))
+            finally:
+                steps_s.append(time.thread_time() - started)
+    assert max(steps_s) < 0.3
 
 
 async def test_the_front_gives_a_check_no_more_than_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

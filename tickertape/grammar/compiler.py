@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
@@ -24,6 +25,12 @@ __all__ = ["MatcherCompiler", "MatcherConstraint", "compile_matcher"]
 _MAX_KEPT: Final = 64
 _MAX_KEPT_CHARS: Final = 2 << 20
 _MAX_LEXER_STATES: Final = 30_000
+_NO_FIT: Final = "doesn't satisfy the grammar"
+_MAX_RENEWAL_S: Final = 0.05
+"""Renewing holds up everybody's step: what took longer to compile is not renewed."""
+
+_Kept = tuple[LLMatcher, float]
+"""A matcher at its beginning, and the seconds that it took."""
 
 
 def compile_matcher(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
@@ -31,8 +38,8 @@ def compile_matcher(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
     InvalidRequest for a grammar that is wrong, too costly, or that no text can satisfy."""
     limits = LLParserLimits(
         max_items_in_row=8000,
-        initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=200_000,
+        initial_lexer_fuel=250_000,
+        step_lexer_fuel=50_000,  # about 0.1 s, for which a step waits
         step_max_items=50_000,
         max_lexer_states=_MAX_LEXER_STATES,
         max_grammar_size=200_000,
@@ -58,7 +65,8 @@ class MatcherConstraint:
     """Implements `tickertape.core.grammar.Constraint`.
 
     The matchers of one grammar share the states that its lexer has met, whose number is bounded: the library fails
-    whoever meets one more. That need not be who met the others, so the matcher is replaced once, by `renew`.
+    whoever meets one more. That need not be who met the others, so the matcher is replaced once, by `renew`, where it
+    gives one: it may cost too much.
     """
 
     __slots__ = ("_matcher", "_num_words", "_own_ends", "_renew", "_stops", "_tokens", "is_done")
@@ -66,13 +74,13 @@ class MatcherConstraint:
     def __init__(
         self,
         matcher: LLMatcher,
-        renew: Callable[[], LLMatcher],
+        renew: Callable[[], LLMatcher | None],
         num_words: int,
         own_ends: Collection[int],
         stop_tokens: Collection[int],
     ) -> None:
         self._matcher = matcher
-        self._renew: Callable[[], LLMatcher] | None = renew
+        self._renew: Callable[[], LLMatcher | None] | None = renew
         self._tokens: list[int] = []
         self._num_words = num_words  # of the library's mask; the model's may be shorter
         self._own_ends = [(token >> 5, 1 << (token & 31)) for token in own_ends if token not in stop_tokens]
@@ -82,7 +90,10 @@ class MatcherConstraint:
     def accept(self, tokens: Sequence[int]) -> None:
         self._tokens += tokens
         if not self._matcher.consume_tokens(list(tokens)) and not self._replace():
-            raise RowError(f"the output left its grammar: {one_line(self._matcher.get_error())}")
+            reason = one_line(self._matcher.get_error())
+            if _NO_FIT in reason:
+                raise RowError(f"the output left its grammar: {reason}")
+            raise _gave_out(reason)
         self.is_done = self._matcher.is_stopped()
 
     def fill(self, line: NDArray[np.int32]) -> None:
@@ -108,7 +119,10 @@ class MatcherConstraint:
         """Goes on with a new matcher where this one gave out; False when that does not help."""
         if self._renew is None:
             return False
-        self._matcher, self._renew = self._renew(), None
+        renewed, self._renew = self._renew(), None
+        if renewed is None:
+            return False
+        self._matcher = renewed
         return not self._tokens or self._matcher.consume_tokens(self._tokens)
 
 
@@ -124,7 +138,7 @@ class MatcherCompiler:
         self.mask_words = -(-vocab_size // 32)
         self._vocabulary: Future[LLTokenizer] = Future()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[Grammar, Future[_Kept]] = OrderedDict()
         self._kept_chars = 0
         threading.Thread(target=self._prepare, args=(make_vocabulary,), name="vocabulary", daemon=True).start()
 
@@ -156,7 +170,9 @@ class MatcherCompiler:
         except InvalidRequest as error:
             raise InvalidRequest(error.message, code=error.code, param="grammar") from None
 
-        def renew() -> LLMatcher:
+        def renew() -> LLMatcher | None:
+            if kept.result()[1] > _MAX_RENEWAL_S:
+                return None
             with self._lock:
                 if self._kept.get(answer) is kept:
                     self._drop(answer)
@@ -165,10 +181,10 @@ class MatcherCompiler:
         num_words = -(-vocabulary.vocab_size // 32)
         return MatcherConstraint(matcher, renew, num_words, vocabulary.eos_tokens, stops)
 
-    def _matcher(self, vocabulary: LLTokenizer, grammar: Grammar) -> tuple[Future[LLMatcher], LLMatcher]:
+    def _matcher(self, vocabulary: LLTokenizer, grammar: Grammar) -> tuple[Future[_Kept], LLMatcher]:
         """The matcher that is kept, and one of the caller's own. Who asks for a grammar that is being compiled waits
         for it."""
-        mine: Future[LLMatcher] = Future()
+        mine: Future[_Kept] = Future()
         with self._lock:
             found = self._kept.setdefault(grammar, mine)
             self._kept.move_to_end(grammar)
@@ -178,10 +194,11 @@ class MatcherCompiler:
                     self._drop(next(iter(self._kept)))
         if found is mine:
             try:
-                mine.set_result(compile_matcher(vocabulary, grammar))
+                begun = time.thread_time()
+                mine.set_result((compile_matcher(vocabulary, grammar), time.thread_time() - begun))
             except BaseException as error:
                 mine.set_exception(error)
-        matcher = found.result()
+        matcher, _ = found.result()
         with self._lock:
             return found, matcher.deep_copy()
 

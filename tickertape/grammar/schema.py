@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from tickertape.core.errors import InvalidRequest
+from tickertape.grammar.expressions import check_expression
 
 __all__ = ["MAX_DEPTH", "check_embedded", "prepare_schema"]
 
@@ -54,6 +55,7 @@ def prepare_schema(source: str) -> str:
             raise InvalidRequest("no text can satisfy it: the schema is false")
         schema = {}
     _check_divisors(schema)
+    _check_patterns(schema)
     _check_references(schema)
     return json.dumps(_prepared(schema, "#"))
 
@@ -67,6 +69,7 @@ def check_embedded(grammar: str) -> None:
             continue
         _check_depth(schema)
         _check_divisors(schema)
+        _check_patterns(schema)
         _prepared(schema, "#")
 
 
@@ -123,6 +126,19 @@ def _check_divisors(schema: Any) -> None:
             "fewer",
             code="unsupported_value",
         )
+
+
+def _check_patterns(schema: Any) -> None:
+    """Looked for everywhere, as divisors are."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        pending.extend(_children(value))
+        if isinstance(value, dict):
+            named = value.get("patternProperties")
+            for pattern in (value.get("pattern"), *(named if isinstance(named, dict) else ())):
+                if isinstance(pattern, str):
+                    check_expression(pattern)
 
 
 def _check_references(schema: Any) -> None:

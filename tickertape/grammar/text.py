@@ -11,6 +11,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from tickertape.core.errors import InvalidRequest
 from tickertape.core.request import Grammar
+from tickertape.grammar.expressions import check_expression, check_terminals
 from tickertape.grammar.schema import check_embedded, prepare_schema
 
 __all__ = ["MAX_CHARS", "MAX_LARK_CHARS", "one_line", "to_library"]
@@ -47,9 +48,11 @@ def to_library(grammar: Grammar) -> str:
     if grammar.kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(prepare_schema(source), overrides=_JSON)  # type: ignore[arg-type]
     if grammar.kind == "regex":
+        check_expression(source)
         return LLMatcher.grammar_from_regex(source)
     lark = _tags(source) if grammar.kind == "structural_tag" else _lark(source)
     check_embedded(lark)
+    check_terminals(lark)
     return LLMatcher.grammar_from_lark(lark)
 
 
@@ -57,6 +60,7 @@ def _with_parts(grammar: Grammar) -> str:
     """A Lark grammar beside the schemas that it refers to."""
     made: list[dict[str, Any]] = [{"lark_grammar": grammar.source}]
     size = len(grammar.source)
+    check_terminals(grammar.source)
     for name, schema in grammar.parts:
         size += len(schema)
         if size > MAX_CHARS:
