@@ -106,6 +106,35 @@ async def test_a_grammar_that_gives_out_in_the_stream_is_its_requests_fault(
     refused(await front.complete("go", guided_json=schema, max_tokens=300), "guided_json", "cannot be followed further")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"maximum": 1e999}',
+        '{"minimum": -Infinity}',
+        '{"const": NaN}',
+        '{"enum": ["\\ud800"]}',
+        '{"properties": {"\\udc00": {}}}',
+        '{"maximum": 1%s}' % ("0" * 400),
+        '{"enum": [-1%s]}' % ("0" * 400),
+        '{"const": 1%s}' % ("0" * 5000),
+        '{"multipleOf": 1%s}' % ("0" * 400),
+    ],
+)
+async def test_numbers_and_characters_that_json_cannot_carry_on_are_a_400(going: Front, text: str) -> None:
+    for stream in (False, True):
+        answer = await going.complete("go", guided_json=text, stream=stream)
+        refused(answer, "guided_json", "schema")
+        assert "sys." not in answer.json()["error"]["message"]
+        refused(await going.complete("go", guided_grammar=f"start: %json {text}", stream=stream), "guided_grammar")
+    tag = f'{{"triggers": ["<"], "structures": [{{"begin": "<", "schema": {text}, "end": ">"}}]}}'
+    refused(await going.complete("go", structural_tag=tag), "structural_tag")
+
+
+async def test_huge_numbers_of_a_schema_that_is_sent_as_such_are_a_400(going: Front) -> None:
+    huge = {"type": "integer", "maximum": 10**400}
+    refused(await going.chat("go", response_format=by_schema(huge)), SCHEMA_PARAM, "range")
+
+
 async def test_026_an_invalid_schema_is_a_400_and_nothing_else_notices(make_front: MakeFront) -> None:
     front = await make_front({"when": spoken("long"), "tokens": spoken("x" * 200)}, token_s=0.002)
     async with front.streaming("long") as running:
@@ -249,7 +278,7 @@ async def test_stop_strings_and_ids_cut_as_ever(going: Front) -> None:
 
 async def test_a_grammar_that_gives_out_midway_is_the_requests_own_fault(going: Front) -> None:
     # Each repetition doubles what the expression may be; that shows only as the text grows.
-    costly = {"type": "string", "pattern": "^(([a-z]{1,300}){1,300}){1,300}$"}
+    costly = {"type": "string", "pattern": "^(([a-z]{1,40}){1,40}){1,40}$"}
     answer, other = await asyncio.gather(
         going.chat("go", guided_json=costly, max_tokens=300), going.chat("chatter", max_tokens=60)
     )

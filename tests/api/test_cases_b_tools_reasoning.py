@@ -73,6 +73,17 @@ async def test_case_030_a_property_that_is_not_anything(make_front: Make) -> Non
         assert "'not'" in error["message"]
 
 
+async def test_numbers_that_no_schema_can_hold(make_front: Make) -> None:
+    front = await model(make_front, CALL)
+    huge = {"type": "object", "properties": {"at": {"type": "integer", "maximum": 10**400}}}
+    for fields in (
+        {"tools": [tool(parameters=huge)], "tool_choice": "required"},
+        {"tools": [tool(parameters=huge, strict=True)]},
+    ):
+        answer = await front.chat("go", **fields)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "tools[0].function.parameters")
+
+
 async def test_case_034_the_id_is_there_and_taken_back(make_front: Make) -> None:
     front = await model(make_front, "no")
     fields = {"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "look"}}}

@@ -45,7 +45,10 @@ def compile_matcher(vocabulary: LLTokenizer, grammar: Grammar) -> LLMatcher:
         max_grammar_size=200_000,
         verbose_errors=False,
     )
-    matcher = LLMatcher(vocabulary, to_library(grammar), log_level=0, limits=limits)
+    try:
+        matcher = LLMatcher(vocabulary, to_library(grammar), log_level=0, limits=limits)
+    except ValueError:  # text that has no UTF-8, a number that has no digits
+        raise InvalidRequest("it cannot be read") from None
     if not matcher.is_error():
         matcher.compute_bitmask()
         if matcher.is_error() and matcher.stop_reason() in ("NoExtension", "NoExtensionBias", "InternalError"):

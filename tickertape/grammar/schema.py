@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 from tickertape.core.errors import InvalidRequest
 from tickertape.grammar.expressions import check_expression
+from tickertape.grammar.json_text import JSON_DECODER, check_characters
 
 __all__ = ["MAX_DEPTH", "check_embedded", "prepare_schema"]
 
@@ -64,7 +65,7 @@ def check_embedded(grammar: str) -> None:
     """Checks the schemas that a Lark grammar embeds with `%json`. What does not parse is left to the library."""
     for piece in grammar.split("%json")[1:]:
         try:
-            schema, _ = json.JSONDecoder().raw_decode(piece.lstrip())
+            schema, _ = JSON_DECODER.raw_decode(piece.lstrip())
         except (ValueError, RecursionError):
             continue
         _check_depth(schema)
@@ -75,12 +76,13 @@ def check_embedded(grammar: str) -> None:
 
 def _parse(source: str) -> Any:
     try:
-        schema = json.loads(source)
+        schema = JSON_DECODER.decode(source)
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
         raise InvalidRequest(f"the schema is not JSON: {error}") from None
     _check_depth(schema)
+    check_characters(schema)
     return schema
 
 
