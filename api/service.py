@@ -169,7 +169,12 @@ class Service:
 
 def _client_names(decoding: Decoding, plan: AnswerPlan) -> dict[str, str | None]:
     """What an engine refuses, by its own name for it, and by that of the field which asked for it."""
-    names = {"grammar": plan.param, "structured_outputs": plan.param}
+    names = {
+        "grammar": plan.param,
+        "structured_outputs": plan.param,
+        "allowed_tokens": "allowed_token_ids",
+        "bad_tokens": "bad_words",
+    }
     if decoding.logprobs is None and decoding.best_of is not None:
         names["logprobs"] = "best_of"
     return names

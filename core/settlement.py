@@ -7,8 +7,10 @@ from collections.abc import Sequence as Seq
 from types import MappingProxyType
 from typing import Final
 
+from tickertape.core.acceptance import FAULTS
 from tickertape.core.batch import Logprobs, Row, StepOutput
-from tickertape.core.errors import RowError, TickertapeError
+from tickertape.core.drawing import NOTHING_ALLOWED
+from tickertape.core.errors import InvalidRequest, RowError, TickertapeError
 from tickertape.core.kv_cache import KVCache
 from tickertape.core.memory import Limits
 from tickertape.core.policy import Policy
@@ -47,7 +49,7 @@ class Settlement:
             if seq.status == "finished":
                 continue
             if errors and row.slot in errors:
-                self.fail(seq, RowError(errors[row.slot]))
+                self.fail(seq, _row_fault(seq, errors[row.slot]))
                 continue
             if faults and row.slot in faults:
                 self.fail(seq, faults[row.slot])
@@ -130,3 +132,18 @@ class Settlement:
         told = logprob_lines(logprobs, first + skip, count, seq.request.sampling.prompt_logprobs or 0)
         cached, seq.num_cached_tokens = seq.num_cached_tokens, None
         self._events.deltas.append((seq.id, TokenDelta((), None, told, cached)))
+
+
+def _row_fault(seq: Sequence, reason: str) -> TickertapeError:
+    """A row that failed. Where every token is masked, that is the doing of a request which rules tokens out."""
+    if reason == FAULTS[NOTHING_ALLOWED]:
+        sampling = seq.request.sampling
+        asked = {
+            "grammar": seq.constraint is not None,
+            "allowed_tokens": sampling.allowed_tokens is not None,
+            "bad_tokens": bool(sampling.bad_tokens),
+        }
+        for param, is_asked in asked.items():
+            if is_asked:
+                return InvalidRequest("what the request allows and forbids leaves no token to go on with", param=param)
+    return RowError(reason)

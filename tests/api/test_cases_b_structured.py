@@ -135,6 +135,25 @@ async def test_huge_numbers_of_a_schema_that_is_sent_as_such_are_a_400(going: Fr
     refused(await going.chat("go", response_format=by_schema(huge)), SCHEMA_PARAM, "range")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_constraints_that_contradict_each_other_are_the_clients_fault(going: Front, stream: bool) -> None:
+    json_mode = {"type": "json_object"}
+    answer = await going.chat("go", response_format=json_mode, allowed_token_ids=[65], stream=stream)
+    refused(answer, "response_format", "no token")
+    answer = await going.complete("go", guided_regex="a", bad_words=["a"], stream=stream)
+    refused(answer, "guided_regex", "no token")
+    answer = await going.complete("go", allowed_token_ids=[65], bad_words=["A"], stream=stream)
+    refused(answer, "allowed_token_ids", "no token")
+
+
+async def test_a_contradiction_in_the_stream_is_told_there(make_front: MakeFront) -> None:
+    front = await make_front({"when": spoken("go"), "tokens": spoken("a" * 20)}, token_s=0.002)
+    answer = await front.complete("go", guided_regex="a{9}b", bad_words=["b"], stream=True)
+    assert (answer.status, len(answer.events)) == (200, 10)
+    error = json.loads(answer.events[-1])["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "invalid_value", "guided_regex")
+
+
 async def test_026_an_invalid_schema_is_a_400_and_nothing_else_notices(make_front: MakeFront) -> None:
     front = await make_front({"when": spoken("long"), "tokens": spoken("x" * 200)}, token_s=0.002)
     async with front.streaming("long") as running:
@@ -259,8 +278,7 @@ async def test_bans_that_leave_nothing_fail_that_request_alone(going: Front) -> 
     answer, other = await asyncio.gather(
         going.chat("go", guided_choice=["yes"], allowed_token_ids=[ord("n")]), going.chat("go", max_tokens=60)
     )
-    assert answer.status == 500
-    assert "masked" in answer.json()["error"]["message"]
+    refused(answer, "guided_choice", "no token")
     assert told(other)[0].text == '{"name": "Bob", "age": 31}'
 
 
