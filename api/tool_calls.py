@@ -26,9 +26,16 @@ def call_grammar(
 ) -> Grammar | None:
     """What an answer must follow for the sake of its calls: it must be some where they are required, and where one is
     made of a tool that is `strict` its arguments must satisfy the schema. A `structure` is what the answer must be when
-    it is no call. None: nothing needs to be held to anything. Raises InvalidRequest where that cannot be done."""
+    it is no call, so it excludes calls that are required. None: nothing needs to be held to anything. Raises
+    InvalidRequest where that cannot be done."""
     writer = _Writer(use, spec, tokenizer)
     if use.required:
+        if structure is not None:
+            raise InvalidRequest(
+                f"{structure.param!r} cannot be kept beside a required call: the answer is calls and nothing else",
+                code="unsupported_value",
+                param=structure.param,
+            )
         return writer.calls_alone(parallel=use.parallel)
     if structure is not None:
         return writer.calls_or(structure, parallel=use.parallel)

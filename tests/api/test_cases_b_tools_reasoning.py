@@ -84,6 +84,31 @@ async def test_numbers_that_no_schema_can_hold(make_front: Make) -> None:
         assert (answer.status, answer.json()["error"]["param"]) == (400, "tools[0].function.parameters")
 
 
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "function": {"name": "look"}},
+        {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "look"}}]},
+        },
+    ],
+)
+async def test_a_structure_beside_a_required_call_is_refused(make_front: Make, choice: Any) -> None:
+    front = await model(make_front, CALL)
+    for param, fields in (
+        ("guided_regex", {"guided_regex": "a+"}),
+        ("guided_choice", {"guided_choice": ["a"]}),
+        ("response_format", {"response_format": {"type": "json_object"}}),
+        ("structured_outputs.json", {"structured_outputs": {"json": AT}}),
+    ):
+        for stream in (False, True):
+            answer = await front.chat("go", tools=[LOOK], tool_choice=choice, stream=stream, **fields)
+            error = answer.json()["error"]
+            assert (answer.status, error["param"], error["code"]) == (400, param, "unsupported_value")
+
+
 async def test_case_034_the_id_is_there_and_taken_back(make_front: Make) -> None:
     front = await model(make_front, "no")
     fields = {"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "look"}}}
