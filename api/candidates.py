@@ -111,5 +111,6 @@ def _text(
         with_tokens=decoding.return_token_ids,
         with_logprobs=decoding.logprobs is not None,
         with_reasoning=call.reasoning.shown,
+        with_content=not call.tools.required,
         end_tokens=end_tokens,
     )

@@ -22,6 +22,8 @@ class PartStream:
     and log probabilities travel with the next piece that goes out at or after them, of whatever kind: every token has
     its entry, those of markup too, but the ones that lie wholly in the stop string and behind it.
 
+    Without `with_content`, for answers that are calls alone, what is no call is markup that was cut, and is dropped.
+
     A token counts as reasoning when what it writes, or what comes out next where that is nothing, is reasoning.
     """
 
@@ -37,6 +39,7 @@ class PartStream:
         with_tokens: bool = False,
         with_logprobs: bool = False,
         with_reasoning: bool = True,
+        with_content: bool = True,
         end_tokens: frozenset[int] = frozenset(),
     ) -> None:
         self._choice = choice
@@ -48,6 +51,7 @@ class PartStream:
         self._with_tokens = with_tokens
         self._with_logprobs = with_logprobs
         self._with_reasoning = with_reasoning
+        self._with_content = with_content
         self._end_tokens = end_tokens
         self._pending: list[tuple[int, TokenLogprobs | None, int]] = []  # token, entry, where its text starts
         self._num_produced = 0  # characters
@@ -101,7 +105,7 @@ class PartStream:
 
     def _add(self, part: OutputPart, following: Sequence[OutputPart], pieces: list[Piece]) -> None:
         match part:
-            case ContentPart(text):
+            case ContentPart(text) if self._with_content:
                 self._content(text, following, pieces)
             case ReasoningPart(text):
                 self._flush(pieces)

@@ -39,7 +39,7 @@ class _ToolCall(Struct):
 
 
 class _ChatMessage(Struct):
-    """`content` is null beside calls when there is none."""
+    """`content` is null when there is none, beside calls and where there was to be nothing else."""
 
     role: str
     content: str | None
@@ -121,10 +121,9 @@ class _Whole:
         if event.finish is not None:
             self.last = event
 
-    @property
-    def message(self) -> _ChatMessage:
+    def message(self, *, calls_only: bool) -> _ChatMessage:
         content = "".join(self.texts)
-        made = _ChatMessage("assistant", content if content or not self.calls else None)
+        made = _ChatMessage("assistant", content if content or not (self.calls or calls_only) else None)
         if self.reasoning:
             made.reasoning = made.reasoning_content = "".join(self.reasoning)
         if self.calls:
@@ -173,7 +172,9 @@ async def _gather(generation: Generation) -> _Gathered:
     return gathered
 
 
-async def fold_chat(generation: Generation, head: Head, names: TokenNames, *, return_token_ids: bool) -> bytes:
+async def fold_chat(
+    generation: Generation, head: Head, names: TokenNames, *, return_token_ids: bool, calls_only: bool
+) -> bytes:
     """Runs the generation to its end; the body of the answer. Raises what the generation raises."""
     gathered = await _gather(generation)
     tokenizer = generation.model.tokenizer
@@ -182,7 +183,7 @@ async def fold_chat(generation: Generation, head: Head, names: TokenNames, *, re
         reason, stop_reason = whole.finish
         choice = _ChatChoice(
             index,
-            whole.message,
+            whole.message(calls_only=calls_only),
             whole.chat_logprobs(names),
             reason,
             stop_reason,

@@ -30,6 +30,7 @@ from tickertape.api.openai.requests import (
     to_completion_call,
 )
 from tickertape.api.openai.stream_tail import StreamTail
+from tickertape.api.openai.tools import needs_call
 from tickertape.api.options import WireOptions
 from tickertape.api.service import Service
 
@@ -86,7 +87,13 @@ class Chat:
 
     async def fold(self, generation: Generation, head: Head, request: ChatRequest) -> bytes:
         names = _names(generation, request)
-        return await fold_chat(generation, head, names, return_token_ids=bool(request.return_token_ids))
+        return await fold_chat(
+            generation,
+            head,
+            names,
+            return_token_ids=bool(request.return_token_ids),
+            calls_only=needs_call(request.tool_choice),
+        )
 
 
 class Completion:

@@ -11,7 +11,7 @@ from tickertape.api.calls import Tool, ToolUse
 from tickertape.api.openai.fields import Closed
 from tickertape.core.errors import InvalidRequest
 
-__all__ = ["FunctionTool", "ToolChoice", "tool_use"]
+__all__ = ["FunctionTool", "ToolChoice", "needs_call", "tool_use"]
 
 MAX_TOOLS: Final = 128
 
@@ -95,6 +95,11 @@ def tool_use(given: list[FunctionTool] | None, choice: Any, *, parallel: bool) -
         return ToolUse(parallel=parallel)
     chosen = None if only is None else tuple(name for _, name in only)
     return ToolUse(tools=tools, required=required, only=chosen, parallel=parallel)
+
+
+def needs_call(choice: Any) -> bool:
+    """Whether the answer is calls and nothing else."""
+    return _chosen(choice)[0]
 
 
 def _tool(given: FunctionTool, n: int) -> Tool:

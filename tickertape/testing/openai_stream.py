@@ -107,7 +107,8 @@ def _whole(body: dict[str, Any]) -> dict[int, Told]:
         made.reasoning = message.get("reasoning", "")
         assert message.get("reasoning_content", "") == made.reasoning
         made.calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls", ())]
-        assert message.get("content", "") is not None or made.calls
+        cut = choice["finish_reason"] == "length"  # a call of which nothing can be shown
+        assert message.get("content", "") is not None or made.calls or cut
         made.finish = choice["finish_reason"]
         made.stop_reason = choice["stop_reason"]
         made.tokens = choice.get("token_ids") or []
