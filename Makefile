@@ -41,6 +41,7 @@ proto: $(VENV)/installed-dev
 bench: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/serve.py --quick
+	$(BIN)/python benchmarks/grpc_wire.py --quick
 
 # The example plugin as a stranger would have it: from a wheel of ours, in an environment of its own.
 test-example: EXAMPLE := build/example

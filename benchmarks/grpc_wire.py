@@ -10,12 +10,15 @@ import argparse
 import asyncio
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from msgspec import Struct
 from report import Figure, publish
 
@@ -31,6 +34,7 @@ PERIODS_S: Final = {1: 0.004, 32: 0.01, 256: 0.1}
 GOAL_US: Final = 100.0
 GOAL_RATIO: Final = 2.5
 GOAL_KB: Final = 60.0
+GOAL_START_S: Final = 1.5
 _PROMPT: Final = "go"
 
 
@@ -47,7 +51,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer tokens; under 50 s")
     options = parser.parse_args()
     tokens = 150 if options.quick else 600
-    figures = []
+    with serving(0.01, wait=False) as server:
+        figures = [Figure("grpc_first_answer", first_answer_s(server), "s", GOAL_START_S, what="from exec")]
     for num_streams, period_s in PERIODS_S.items():
         num_tokens = max(tokens if num_streams < 256 else tokens // 3, 30)
         costs = {}
@@ -75,8 +80,9 @@ def figures_of(n: int, sse: Cost, over_grpc: Cost) -> list[Figure]:
 
 
 @contextmanager
-def serving(period_s: float) -> Iterator[Server]:
-    """A server with a scripted model that goes on for ever, a token each `period_s`."""
+def serving(period_s: float, *, wait: bool = True) -> Iterator[Server]:
+    """A server with a scripted model that goes on for ever, a token each `period_s`; without `wait` as soon as its
+    ports are known."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch) / "scripted"
         directory.mkdir()
@@ -88,9 +94,17 @@ def serving(period_s: float) -> Iterator[Server]:
             [*arguments, "--store", str(Path(scratch) / "store")], model="scripted", log=Path(scratch) / "log"
         )
         try:
-            yield server.until_ready()
+            yield server.until_ready() if wait else server
         finally:
             server.kill()
+
+
+def first_answer_s(server: Server) -> float:
+    """From the server's start to its first answer over gRPC, whatever that says."""
+    options = [("grpc.initial_reconnect_backoff_ms", 20), ("grpc.max_reconnect_backoff_ms", 20)]
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", options) as channel:
+        HealthStub(channel).Check(HealthCheckRequest(), wait_for_ready=True, timeout=60)
+        return time.monotonic() - server.started
 
 
 async def measured(server: Server, wire: str, num_streams: int, num_tokens: int) -> Cost:

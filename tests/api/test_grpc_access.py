@@ -82,10 +82,12 @@ class Pki:
         self.ca = trustme.CA()
         self.directory = directory
         self.files = TlsFiles(directory / "cert.pem", directory / "key.pem", directory / "ca.pem")
-        self.ca.cert_pem.write_to_path(self.files.client_ca)
-        self.issue()
+        self.renew(self.ca)
 
-    def issue(self) -> None:
+    def renew(self, ca: trustme.CA) -> None:
+        """The files of another authority."""
+        self.ca = ca
+        ca.cert_pem.write_to_path(self.directory / "ca.pem")
         cert = self.ca.issue_cert("localhost")
         cert.private_key_pem.write_to_path(self.files.key)
         self.files.cert.write_bytes(b"".join(blob.bytes() for blob in cert.cert_chain_pems))
@@ -136,9 +138,7 @@ async def test_certificates_are_read_again(make_front: Make, pki: Pki, caplog: p
         pki.files.cert.write_text("nonsense")
         assert await works(before)
         assert "stays in force" in caplog.text
-        pki.ca = trustme.CA()
-        pki.ca.cert_pem.write_to_path(pki.files.client_ca)  # type: ignore[arg-type]
-        pki.issue()
+        pki.renew(trustme.CA())
         assert await works(pki.client())
         assert not await works(before)
 

@@ -48,7 +48,7 @@ class GrpcClient:
             if credentials is None
             else grpc.aio.secure_channel(target, credentials, options)
         )
-        self._stub: Any = TokenStreamStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub: Any = TokenStreamStub(self._channel)
         self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
 
     async def __aenter__(self) -> GrpcClient:
