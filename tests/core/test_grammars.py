@@ -35,6 +35,7 @@ class Ladder:
         self.num_accepted = 0
         self.is_done = count == 0
         self.costly_at = -1
+        self.spent_at = -1
         self._first = first
         self._count = count
         self._stop_tokens = stop_tokens
@@ -44,6 +45,8 @@ class Ladder:
 
     def accept(self, tokens: Sequence[int]) -> None:
         for token in tokens:
+            if self.num_accepted == self.spent_at:
+                raise InvalidRequest("too costly to move", param="grammar")
             if self.is_done or not self.allows(token):
                 raise RowError(f"token {token} is not the {self.num_accepted}th")
             self.num_accepted += 1
@@ -60,7 +63,7 @@ class Ladder:
 
 
 class Ladders:
-    """A compiler of `first,count` and, to go wrong, `bad`, `panic`, `costly at k`; `held` ones wait for `let_go`."""
+    """A compiler of `first,count` and, to go wrong, `bad`, `panic`, `costly` or `spent` at k; `held` ones wait for `let_go`."""
 
     mask_words = -(-VOCAB // 32)
 
@@ -80,6 +83,8 @@ class Ladders:
         ladder = Ladder(first, count, stop_tokens)
         if fault.startswith("costly"):
             ladder.costly_at = int(fault.removeprefix("costly"))
+        if fault.startswith("spent"):
+            ladder.spent_at = int(fault.removeprefix("spent"))
         self.made.append(ladder)
         return ladder
 
@@ -295,6 +300,15 @@ def test_one_that_gives_out_on_its_way_fails_alone(world: World) -> None:
     assert len(world.told[1]) == 4
     assert (len(world.told[2]), climbs(world.told[2], 0)) == (9, True)
     assert world.told[3] == world.runner.expected([1], 9)
+
+
+def test_one_that_gives_out_as_it_moves_fails_alone(world: World) -> None:
+    world.submit(1, [1], 9, "0,9 spent4")
+    world.submit(2, [1], 9, "0,9")
+    world.run()
+    assert (type(world.failed[1]), world.failed[1].message) == (InvalidRequest, "too costly to move")
+    assert len(world.told[1]) == 4
+    assert len(world.told[2]) == 9
 
 
 def test_a_runner_without_masks_refuses_it() -> None:
