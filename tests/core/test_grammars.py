@@ -63,7 +63,8 @@ class Ladder:
 
 
 class Ladders:
-    """A compiler of `first,count` and, to go wrong, `bad`, `panic`, `costly` or `spent` at k; `held` ones wait for `let_go`."""
+    """A compiler of `first,count` and, to go wrong, `bad`, `panic`, `costly` or `spent` at k; `held` ones wait for
+    `let_go`."""
 
     mask_words = -(-VOCAB // 32)
 
