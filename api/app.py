@@ -39,21 +39,21 @@ def build_app(
     options: WireOptions | None = None,
     keys: Keys | None = None,
     plugins: Plugins | None = None,
+    watchdog: Watchdog | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ASGIApp:
     """Probes, metrics, the OpenAI routes and those of plugins. Everything is created and used on one event loop;
-    `keys` may be replaced meanwhile."""
+    `keys` may be replaced meanwhile. `watchdog` is the caller's to run."""
     chosen = WireOptions() if options is None else options
     loaded = Plugins.none() if plugins is None else plugins
     metrics.watch(loaded)
-    watchdog = Watchdog(models, service.admission, clock)
 
     async def scrape(_: Request) -> Response:
         return Response(metrics.scrape(), headers={"content-type": CONTENT_TYPE})
 
     routes = Router(
         [
-            *probe_routes(readiness, watchdog),
+            *probe_routes(readiness, watchdog or Watchdog(models, service.admission, clock)),
             Route("/metrics", scrape),
             *openai_routes(service, models, chosen),
             openapi_route(__version__, models),

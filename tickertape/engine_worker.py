@@ -69,7 +69,8 @@ class EngineWorker:
             except TickertapeError:
                 pass  # unready for now is not dead
             stats = engine.stats()
-            if stats != told:
+            # With requests open it is told again and again: silence means that this worker stands still.
+            if stats != told or self._tasks:
                 told = stats
                 self._flush()
             try:

@@ -18,12 +18,14 @@ class Entry:
     What is untaken is bounded by the request's own max_tokens, however slow the reader: it takes all of it at once.
     """
 
-    __slots__ = ("_failure", "_pending", "_waiter", "num_deaths", "produced", "request")
+    __slots__ = ("_failure", "_pending", "_waiter", "num_deaths", "owed", "produced", "request")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.produced = False
         """Whether anything came. If not, another worker can start it afresh and nobody will know."""
+        self.owed = True
+        """Whether more is to come: its reader may be long about what is here already."""
         self.num_deaths = 0
         """How many workers died while they had it."""
         self._pending: list[TokenDelta] = []
@@ -32,11 +34,13 @@ class Entry:
 
     def put(self, delta: TokenDelta) -> None:
         self.produced = True
+        self.owed = self.owed and delta.finish is None
         self._pending.append(delta)
         self._wake()
 
     def fail(self, error: TickertapeError) -> None:
         """The reader gets what is pending, then the error."""
+        self.owed = False
         self._failure = error
         self._wake()
 
@@ -73,6 +77,10 @@ class Journal:
 
     def get(self, request_id: int) -> Entry | None:
         return self._entries.get(request_id)
+
+    def owed(self) -> bool:
+        """Whether the worker owes anybody more."""
+        return any(entry.owed for entry in self._entries.values())
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -115,6 +115,10 @@ class RemoteEngine:
             if not self._journal:
                 self._idle.set()
 
+    def owes(self) -> bool:
+        """Whether the worker has requests that it has not answered whole."""
+        return self._journal.owed()
+
     def stats(self) -> EngineStats:
         return self._stats
 

@@ -30,6 +30,7 @@ from tickertape.api.render_pool import RenderPool
 from tickertape.api.service import Service
 from tickertape.api.templates import ChatTemplate
 from tickertape.api.tokenizer import read_tokenizer
+from tickertape.api.watchdog import Watchdog
 from tickertape.boot import WORKER, Boot
 from tickertape.children import Child
 from tickertape.core.backend import Backend, ModelSpec
@@ -122,9 +123,11 @@ class Front:
         # Wide enough that the admission bounds what waits, not the line before the tokenizer.
         self._renders = RenderPool(max_waiting=max(settings.max_waiting, _MIN_RENDERS))
         self._checks = CheckThreads()
+        admission = Admission(admission_limits(settings))
+        self._watchdog = Watchdog(self._models, admission, clock, stall_s=settings.worker_patience_s)
         self._service = Service(
             self._models,
-            Admission(admission_limits(settings)),
+            admission,
             self._readiness,
             self._metrics,
             clock,
@@ -150,6 +153,7 @@ class Front:
                 options=wire_options(self._settings),
                 keys=entrance.keys,
                 plugins=self._plugins,
+                watchdog=self._watchdog,
             )
         except StartupError as error:
             complain(error)
@@ -157,6 +161,7 @@ class Front:
         http = entrance.server(app, adopt=self._boot.stop_responding())
         serving = asyncio.create_task(http.serve([self._boot.listener]))
         watching = asyncio.create_task(entrance.watch(http))
+        looking = asyncio.create_task(self._watchdog.run())
         grpc = None if self._boot.reserved is None else GrpcFront(self._settings, self._boot.reserved)
         hosting = asyncio.create_task(self._host_models(loading, grpc, entrance.keys))
         try:
@@ -165,8 +170,9 @@ class Front:
         finally:
             hosting.cancel()
             watching.cancel()
+            looking.cancel()
             http.should_exit = True
-            await asyncio.wait((serving, hosting, watching))
+            await asyncio.wait((serving, hosting, watching, looking))
             if grpc is not None:
                 await grpc.stop()
             asked.cancel()
@@ -207,6 +213,7 @@ class Front:
 
     def lost(self, name: str, error: TickertapeError) -> None:
         self._standing.lost(name)
+        self._watchdog.forget(name)
 
     def _load_plugins(self) -> Plugins:
         settings = self._settings
@@ -259,7 +266,8 @@ class Front:
 
             return InProcess(configure, self._plugins, self)
         start = partial(self._boot.start_child, WORKER)
-        return Supervisor(configure, RemoteEngine(), self, start, first=worker)
+        patience_s = self._settings.worker_patience_s
+        return Supervisor(configure, RemoteEngine(), self, start, first=worker, patience_s=patience_s)
 
     async def _drain(self) -> int:
         self._standing.draining()

@@ -192,6 +192,13 @@ class Settings(BaseSettings):
     strict_plugins: bool = setting(False, "Refuse to start when a plugin is broken.", "Plugins")
 
     in_process: bool = setting(False, "Run the engine in the front: no worker, no restart.", "Process")
+    worker_patience_s: float = setting(
+        180.0,
+        "Seconds a worker with open requests may make no step before it counts as stalled, is killed and replaced. Keep"
+        " it above the longest step: --max-batch-tokens of a prompt.",
+        "Process",
+        gt=0,
+    )
     grace_s: float = setting(30.0, "Seconds running streams get to finish after SIGTERM.", "Process", ge=0)
     startup_linger_s: float = setting(
         2.0, "Seconds /readyz shows why the server could not start or go on before it exits.", "Process", ge=0

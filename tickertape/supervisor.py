@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ __all__ = ["Supervisor", "Watcher"]
 
 _TERM_S: Final = 0.5
 _STOP_S: Final = 1.0
+_LOOK_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class _Life:
         self.ready_at: float | None = None
         self.ended = asyncio.Event()
         self.error: Exception | None = None
+        self.stalled = False
         self._on_message = on_message
         self.link: AsyncLink[FromWorker] = AsyncLink(
             child.socket, FromWorker, on_messages=self._take, on_close=self._end
@@ -66,8 +69,9 @@ class _Life:
 class Supervisor:
     """Runs `configure` in workers, one after another, and attaches each to `engine` while it lives.
 
-    The socket's end is the sign of death: it comes at once, also for a SIGKILL. `start_child` is called on the loop's
-    thread, which must be the main thread; `first` is a worker that was started before.
+    The socket's end is the sign of death: it comes at once, also for a SIGKILL. A worker that owes answers and says
+    nothing for `patience_s` is killed; it would speak every second that brings a step. `start_child` is called on the
+    loop's thread, which must be the main thread; `first` is a worker that was started before.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Supervisor:
         start_child: Callable[[], Child],
         *,
         first: Child | None = None,
+        patience_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._configure = configure
@@ -85,7 +90,9 @@ class Supervisor:
         self._watcher = watcher
         self._start_child = start_child
         self._first = first
+        self._patience_s = patience_s
         self._clock = clock
+        self._moved_at = clock()
         self._backoff = Backoff(clock)
         self._life: _Life | None = None
         self._was_ready = False
@@ -103,11 +110,14 @@ class Supervisor:
             child, self._first = self._first or self._start_child(), None
             life = _Life(child, self._take)
             self._life = life
+            watching = asyncio.create_task(self._watch(life))
             try:
                 life.link.send(replace(self._configure, epoch=epoch))
                 await life.ended.wait()
+                watching.cancel()
                 death = await self._bury(life)
             except BaseException:
+                watching.cancel()
                 life.link.close()
                 life.child.kill()
                 raise
@@ -133,6 +143,7 @@ class Supervisor:
     def _take(self, message: FromWorker) -> None:
         life = self._life
         assert life is not None
+        self._moved_at = self._clock()
         if isinstance(message, Emit):
             self.engine.receive(message)
         elif isinstance(message, Loading):
@@ -145,6 +156,21 @@ class Supervisor:
         else:
             life.last_word = message
 
+    async def _watch(self, life: _Life) -> None:
+        """Kills a worker that stands still: stopped, or in a step that does not end."""
+        looked_at = self._clock()
+        every_s = min(_LOOK_S, self._patience_s / 4)
+        while not life.stalled:
+            await asyncio.sleep(every_s)
+            before, looked_at = looked_at, self._clock()
+            # A front that stood still itself has not read yet what the worker said meanwhile.
+            late = looked_at - before > self._patience_s / 2
+            if late or life.ready_at is None or not self.engine.owes():
+                self._moved_at = looked_at
+            elif looked_at - self._moved_at >= self._patience_s:
+                life.stalled = True
+                os.killpg(life.child.process.pid, signal.SIGKILL)  # the socket's end tells the rest
+
     async def _bury(self, life: _Life) -> TickertapeError:
         """Sees to it that the process is gone. Returns what it died of."""
         if life.ready_at is not None and not self._stopping:
@@ -153,14 +179,20 @@ class Supervisor:
             self._watcher.lost(self.name, restarting)
         process = life.child.process
         await _wait_for_exit(process, _TERM_S)
-        if process.poll() is None:
+        ended_itself = process.poll() is not None
+        if not ended_itself:
             os.killpg(process.pid, signal.SIGTERM)
             await _wait_for_exit(process, _TERM_S)
         life.child.kill()
         if life.last_word is not None:
             error = life.last_word.failure.error()
             return error if isinstance(error, StartupError) else StartupError(error.message, code="WorkerFailed")
-        how = f"its link broke: {life.error}" if life.error else describe_exit(process.returncode)
+        if life.stalled:
+            how = f"made no step for {self._patience_s:.3g} s with requests open, and was killed"
+        elif life.error and not (ended_itself and isinstance(life.error, OSError)):
+            how = f"broke its link ({life.error})"
+        else:
+            how = describe_exit(process.returncode)
         return EngineDead(f"the worker of {self.name} {how}")
 
     async def _recover(self, life: _Life, death: TickertapeError) -> None:

@@ -217,8 +217,28 @@ async def test_case_145_a_stalled_engine_is_not_alive(make_front: Make, fake_clo
     assert watchdog.stalled() is None
     fake_clock.advance(2)
     assert watchdog.stalled() == "scripted"
+    probes = AsgiClient(Router(probe_routes(front.readiness, watchdog)))
+    ready, alive = await probes.get("/readyz"), await probes.get("/livez")
+    assert (ready.status, ready.json()["reason"], ready.json()["model"]) == (503, "EngineStalled", "scripted")
+    assert (alive.status, alive.json()["reason"]) == (503, "EngineStalled")
     await asked
+    assert (await probes.get("/readyz")).status == 200
     assert watchdog.stalled() is None
+
+
+async def test_case_145_the_watchdog_looks_by_itself(make_front: Make, fake_clock: Any) -> None:
+    front = await make_front({"when": spoken("stuck"), "tokens": spoken("ab")}, chunk_s=0.5)
+    watchdog = Watchdog(front.models, front.service.admission, fake_clock, stall_s=60)
+    asked = asyncio.ensure_future(front.chat("stuck"))
+    await until(lambda: front.service.admission.in_flight("scripted") == 1)
+    running = asyncio.ensure_future(watchdog.run())
+    await asyncio.sleep(0)
+    fake_clock.advance(61)
+    assert watchdog.stalled() == "scripted"  # the first probe knows
+    watchdog.forget("scripted")
+    assert watchdog.stalled() is None
+    running.cancel()
+    await asked
 
 
 async def test_case_145_an_engine_that_steps_is_alive(make_front: Make, fake_clock: Any) -> None:

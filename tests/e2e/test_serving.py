@@ -135,6 +135,20 @@ def test_a_killed_worker_is_replaced(serve: Serve) -> None:
     assert "was killed by SIGKILL" in server.stderr()
 
 
+def test_a_stopped_worker_is_replaced(serve: Serve) -> None:
+    server = serve("--worker-patience-s", "2").until_ready()
+    first = server.worker()
+    time.sleep(3)
+    assert server.worker() == first  # nothing to do is no stall
+    os.kill(first, signal.SIGSTOP)
+    # Nobody asks how it stands. What the stopped worker has is answered by the next.
+    assert server.ask("Q").json()["choices"][0]["text"] == "The answer."
+    assert server.worker() != first
+    assert "made no step for 2 s with requests open, and was killed" in server.stderr()
+    with server.stream("endless", max_tokens=600) as response:  # 6 s of steps, each of which is a sign of life
+        assert "error" not in events(response.iter_lines())[-1]
+
+
 def test_readiness_flips_while_the_worker_is_away(serve: Serve) -> None:
     server = serve().until_ready()
     reasons = set()

@@ -18,6 +18,7 @@ from tickertape.core.errors import EngineDead, StartupError, TickertapeError
 from tickertape.core.memory import Limits
 from tickertape.core.messages import Configure, Ready
 from tickertape.core.ports import Progress
+from tickertape.core.request import Request, SamplingParams, pack_tokens
 from tickertape.remote_engine import RemoteEngine
 from tickertape.supervisor import Supervisor
 
@@ -34,7 +35,7 @@ PREAMBLE = """
 import os, signal, sys, time
 from tickertape.children import adopt_socket
 from tickertape.core.memory import MemoryPlan
-from tickertape.core.messages import Failure, Ready, StoppedEarly, ToWorker
+from tickertape.core.messages import Emit, Failure, Ready, StoppedEarly, ToWorker
 from tickertape.core.ports import EngineStats
 from tickertape.link import Link
 connection = adopt_socket(int(sys.argv[1]))
@@ -95,7 +96,7 @@ async def until_twice_ready(start: Callable[[], Child]) -> tuple[Seen, RemoteEng
     supervisor = Supervisor(CONFIGURE, engine, seen, start)
     running = asyncio.create_task(supervisor.run())
     waiting = asyncio.create_task(seen.twice_ready.wait())
-    await asyncio.wait((running, waiting), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((running, waiting), timeout=60, return_when=asyncio.FIRST_COMPLETED)
     assert waiting.done(), "no second worker"
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -114,10 +115,10 @@ async def test_a_dead_worker_is_followed_by_one_of_the_next_epoch(
 async def test_a_worker_that_sends_garbage_is_killed_and_replaced(
     child_of: Callable[[str], Callable[[], Child]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    garbage = r"link.send(ready); epoch or connection.sendall(b'\x05\0\0\0hello'); time.sleep(60)"
+    garbage = r"link.send(ready); epoch or (time.sleep(1), connection.sendall(b'\x05\0\0\0hello')); time.sleep(60)"
     seen, _ = await until_twice_ready(child_of(garbage))
     assert seen.told == ["ready", "lost", "ready"]
-    assert "its link broke: a frame's header is malformed" in caplog.text
+    assert "the worker of m broke its link (a frame's header is malformed" in caplog.text
 
 
 async def test_a_worker_that_closes_its_link_and_will_not_die_is_killed(
@@ -174,3 +175,44 @@ async def test_stopping_asks_the_worker_and_starts_no_other(child_of: Callable[[
     await supervisor.stop(1.0)
     await asyncio.wait_for(running, 5)
     assert seen.told == ["ready"]
+
+
+async def owing(engine: RemoteEngine) -> None:
+    """An open request, until it is answered or fails."""
+    async for _ in engine.generate(
+        Request(id=1, prompt=pack_tokens([1]), num_prompt_tokens=1, sampling=SamplingParams(max_tokens=4, seed=0))
+    ):
+        pass
+
+
+async def test_a_worker_that_owes_answers_and_says_nothing_is_killed(
+    child_of: Callable[[str], Callable[[], Child]], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen, engine = Seen(), RemoteEngine()
+    start = child_of("link.send(ready); time.sleep(600)")
+    supervisor = Supervisor(CONFIGURE, engine, seen, start, patience_s=1.0)
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(seen.once_ready.wait(), 60)
+    await asyncio.sleep(2)
+    assert seen.told == ["ready"]  # it owes nothing
+    asking = asyncio.create_task(owing(engine))
+    await asyncio.wait_for(seen.twice_ready.wait(), 15)
+    assert seen.told == ["ready", "lost", "ready"]
+    assert "the worker of m made no step for 1 s with requests open, and was killed" in caplog.text
+    asking.cancel()
+    running.cancel()
+    await asyncio.wait((asking, running))
+
+
+async def test_a_worker_that_goes_on_is_left_alone(child_of: Callable[[str], Callable[[], Child]]) -> None:
+    seen, engine = Seen(), RemoteEngine()
+    steps = "\nlink.send(ready)\nwhile True: time.sleep(0.3); link.send(Emit(epoch, [], [], EngineStats()))"
+    supervisor = Supervisor(CONFIGURE, engine, seen, child_of(steps), patience_s=2.0)
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(seen.once_ready.wait(), 60)
+    asking = asyncio.create_task(owing(engine))
+    await asyncio.sleep(5)
+    assert seen.told == ["ready"]
+    asking.cancel()
+    running.cancel()
+    await asyncio.wait((asking, running))
