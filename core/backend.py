@@ -99,7 +99,9 @@ class Backend(Struct, frozen=True, kw_only=True):
     (ModelSpec, BackendOptions); it returns a ModelRunner, an Engine or a Predictor, by `kind`. `supports` runs in the
     front and must be cheap: None when the model can be served, else the reason why not, in one line. When the operator
     names no backend, the one with the highest `preference` goes first among those that support a model; among equals
-    the one registered first. With `by_name_only` it is taken when the operator names it, and never else."""
+    the one registered first. With `by_name_only` it is taken when the operator names it, and never else. `options`
+    names the settings it knows in `BackendOptions.extra`; the server does not start with others. None: its factory
+    looks at them itself."""
 
     name: str
     kind: BackendKind
@@ -108,6 +110,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     supports: Callable[[ModelSpec], str | None] = _supports_everything
     preference: int = 0
     by_name_only: bool = False
+    options: tuple[str, ...] | None = None
     summary: str = ""
 
 

@@ -67,6 +67,12 @@ def configure_message(settings: Settings, spec: ModelSpec, backend: Backend, *, 
     _require("dtype", settings.dtype, ("auto", *able.dtypes), backend)
     _require("device", device, able.devices, backend)
     _require("quantization", settings.quantization, ("none", *able.quantizations), backend)
+    if backend.options is not None and (unknown := settings.backend_option.keys() - set(backend.options)):
+        known = ", ".join(backend.options) or "none"
+        raise StartupError(
+            f"backend {backend.name!r} has no option {min(unknown)[:100]!r}; it has {known}",
+            code="UnsupportedOption",
+        )
     max_model_len = settings.max_model_len or spec.max_model_len
     if max_model_len > spec.max_model_len:
         raise StartupError(

@@ -117,6 +117,7 @@ def test_a_port_in_use(start: Start, tiny: Path) -> None:
         (("--backend", "reference"), "ScriptedForCausalLM"),
         (("--quantization", "int8"), "quantization int8"),
         (("--max-model-len", "100000"), "100000"),
+        (("--backend-option", "zz=1"), "backend 'scripted' has no option 'zz'; it has none"),
         (("--kv-cache-bytes", "1"), "bytes"),
         (("--api-keys", "/dev/null"), "holds none"),
     ],

@@ -43,6 +43,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
             capabilities=Capabilities(logits_processors=True, dtypes=("float32", "float64")),
             supports=supports,
             preference=-1,  # it is there to be read, and for when torch is not installed
+            options=(),
             summary="Llama and Mistral in numpy: exact, readable, for small models",
         )
     )

@@ -41,6 +41,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
                 devices=("cpu",),
             ),
             supports=supports,
+            options=(),
             summary="plays given token ids; for tests",
         )
     )

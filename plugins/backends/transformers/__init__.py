@@ -28,6 +28,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
                 devices=("cpu", "cuda"),
             ),
             supports=supports,
+            options=("kernels", "self_check"),
             summary="any decoder-only model of the transformers library, on CPU (on CUDA: experimental)",
         )
     )
