@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tickertape.settings import Settings
 from tickertape.testing.processes import Server, wait_until
 
 Serve = Callable[..., Server]
@@ -125,6 +126,33 @@ def test_chat_sends_the_key(serve: Serve) -> None:
     assert "API key" in refused.stderr
     assert tickertape("chat", "--url", server.url, "--api-key", "secret", "Q").stdout == "The answer.\n"
     assert "secret" not in server.stderr()
+
+
+def test_chat_sends_a_key_that_is_not_ascii(serve: Serve) -> None:
+    server = serve("--api-key", "k\u00e9").until_ready()
+    # The URL as other clients want it.
+    answer = tickertape("chat", "--url", f"{server.url}/v1", "--api-key", "k\u00e9", "Q")
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "The answer.\n", "")
+
+
+def test_an_empty_prompt_is_wrong_usage() -> None:
+    answer = tickertape("chat", "")
+    assert answer.returncode == 2
+    assert "the prompt is empty" in answer.stderr
+
+
+def test_check_says_that_a_backend_needs_a_model_of_its_own() -> None:
+    answer = tickertape("check", "scripted")
+    assert answer.returncode == 2
+    assert "needs a model of its own" in answer.stderr
+    assert "it plays ScriptedForCausalLM only" in answer.stderr
+
+
+def test_help_names_each_default_once() -> None:
+    assert tickertape("serve", "--help").stdout.count("[default: auto]") == sum(
+        field.default == "auto" and "[default:" not in (field.description or "")
+        for field in Settings.model_fields.values()
+    )
 
 
 def test_no_server_is_one_line() -> None:

@@ -94,6 +94,8 @@ def chat(prompt: tuple[str, ...], model: str | None, temperature: float, system:
     With PROMPT, or with text on standard input, prints one answer and ends. Otherwise it is a conversation: Ctrl-C
     stops an answer, Ctrl-D ends.
     """
+    if prompt and not " ".join(prompt).strip():
+        raise click.UsageError("the prompt is empty")
     with connect(load_client_settings(given(values))) as client:
         chosen = model or next(iter(served_models(client)), None)
         if chosen is None:

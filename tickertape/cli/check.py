@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -27,10 +28,12 @@ def check(name: str, model: str | None, **values: Any) -> None:
     try:
         from tickertape.testing.check import check_backend
     except ModuleNotFoundError as error:
-        stop(f"the kit needs {error.name}: pip install {error.name}")
+        stop(f"the kit needs {error.name}: {sys.executable} -m pip install {error.name}")
     try:
         backend = plugins.backend(name)
         status = check_backend(backend, None if model is None else model_spec(model))
     except TickertapeError as error:
+        if error.code == "ModelNeeded":
+            raise click.UsageError(error.message) from None
         stop(error.message)
     raise SystemExit(status)

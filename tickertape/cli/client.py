@@ -31,7 +31,7 @@ class ClientSettings(BaseSettings):
     def _with_scheme(cls, url: str) -> str:
         if not url.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
-        return url.rstrip("/")
+        return url.rstrip("/").removesuffix("/v1").rstrip("/")  # as other clients want it
 
 
 def load_client_settings(flags: dict[str, Any]) -> ClientSettings:
@@ -46,7 +46,8 @@ def load_client_settings(flags: dict[str, Any]) -> ClientSettings:
 def connect(settings: ClientSettings) -> Iterator[httpx.Client]:
     """A client of the server. Errors of the connection end the process with one line."""
     key = settings.api_key
-    headers = {"authorization": f"Bearer {key.get_secret_value()}"} if key else {}
+    # As bytes: the server compares UTF-8, and httpx would want ASCII of a text.
+    headers = {b"authorization": b"Bearer " + key.get_secret_value().encode("utf-8", "surrogateescape")} if key else {}
     # A first token may take its time; a server that is not there must not.
     timeout = httpx.Timeout(None, connect=5.0)
     with httpx.Client(base_url=settings.url, headers=headers, timeout=timeout) as client:

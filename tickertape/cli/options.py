@@ -120,7 +120,7 @@ def _default_text(field: FieldInfo) -> str:
     text = ""
     if get_origin(field.annotation) is Literal and len("|".join(get_args(field.annotation))) > 40:
         text = f" One of {', '.join(get_args(field.annotation))}."
-    if field.default in (None, (), {}, False) or field.is_required():
+    if field.default in (None, (), {}, False) or field.is_required() or "[default:" in (field.description or ""):
         return text
     size = getattr(field.default, "human_readable", None)
     return f"{text} [default: {size() if size else field.default}]"

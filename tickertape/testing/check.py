@@ -27,10 +27,17 @@ def check_backend(backend: Backend, spec: ModelSpec | None = None) -> int:
     if backend.kind not in _SUITES:
         raise StartupError(f"backend {backend.name!r} is a {backend.kind}, which has no kit")
     with TemporaryDirectory(prefix="tickertape-check-") as scratch:
+        tiny = spec is None
         if spec is None:
             write_byte_level(Path(scratch) / "tiny")
             spec = write_llama(Path(scratch) / "tiny", vocab_size=512)
         reason = backend.supports(spec)
+        if reason is not None and tiny:
+            raise StartupError(
+                f"backend {backend.name!r} needs a model of its own, since it does not take the kit's tiny Llama "
+                f"({reason}): --model DIR",
+                code="ModelNeeded",
+            )
         if reason is not None:
             raise StartupError(
                 f"backend {backend.name!r} does not serve {spec.name}: {reason}; name a --model it serves"
