@@ -44,6 +44,10 @@ class BoundedProtocol(HttpToolsProtocol):
         # uvicorn counts idle time after the first request only.
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """A client that asks for another protocol is answered in this one, as HTTP has it; that is no event to log, and
+        uvicorn's advice to install a library no help."""
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
         self._cancel_late()

@@ -114,3 +114,13 @@ async def test_what_is_no_http_is_told_so_as_other_errors_are() -> None:
             answer = await answers(port, garbage)
             assert answer.startswith(b"HTTP/1.1 400 ")
             assert code(answer) == "invalid_http"
+
+
+async def test_asking_for_a_websocket_is_answered_in_http_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD + b"connection: upgrade, close\r\nupgrade: websocket\r\n\r\n")
+        answer = await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+    assert answer == b"HTTP/1.1 200 OK\r\n"
+    assert caplog.text == ""
