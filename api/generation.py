@@ -110,7 +110,7 @@ class Generation:
                         yield events
                     batch = await anext(batches, None)
         except InvalidRequest as error:
-            if error.param not in self._params:
+            if error.param is None or error.param not in self._params:
                 raise
             raise InvalidRequest(error.message, code=error.code, param=self._params[error.param]) from error
         finally:

@@ -130,8 +130,8 @@ class OutputParserSpec(Struct, frozen=True, kw_only=True):
     `make` opens a parser for one choice. `detects` says how surely a model writes this format, for the automatic
     choice: 0 not at all, 1 it might, 2 its marks are there, 3 nothing else is written so. `shows`: special tokens that
     must stay in the text for the parser to see them. `tags`: the two texts that reasoning, at the start of the answer,
-    stands between; None where it is marked in another way. `triggers`: texts at which a call begins, wherever they come.
-    `call_format` None: the format's arguments are no JSON text, so no JSON grammar can force a call in it.
+    stands between; None where it is marked in another way. `triggers`: texts at which a call begins, wherever they
+    come. `call_format` None: the format's arguments are no JSON text, so no JSON grammar can force a call in it.
     """
 
     name: str

@@ -56,7 +56,7 @@ def play(
         with_logprobs=True,
         end_tokens=frozenset({EOS}),
     )
-    pieces = []
+    pieces: list[Piece] = []
     for n, tokens in enumerate(deltas):
         last = n == len(deltas) - 1
         reason: Finish | None = None
