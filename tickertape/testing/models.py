@@ -20,9 +20,10 @@ from tickertape.weights.spec import read_spec
 __all__ = ["model_spec", "model_weights", "plain_model", "write_llama", "write_scripted"]
 
 
-def model_spec(directory: Path) -> ModelSpec:
+def model_spec(directory: str | Path) -> ModelSpec:
     """What a model directory holds, named after it. Raises StartupError when that is no model."""
-    return read_spec(directory, directory.absolute().name)
+    directory = Path(directory).absolute()
+    return read_spec(directory, directory.name)
 
 
 def model_weights(spec: ModelSpec) -> WeightSet:
