@@ -20,7 +20,7 @@ def main() -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=RenderJob)
     seconds = math.ceil(job.time_s)
     resource.setrlimit(resource.RLIMIT_AS, (job.memory_bytes, job.memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # SIGXCPU at the first, which tells why
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:

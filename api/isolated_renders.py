@@ -4,6 +4,7 @@ in memory and time, and killed when it goes past either."""
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -107,7 +108,8 @@ class IsolatedRenders:
         try:
             async with asyncio.timeout(self._time_limit_s):
                 said = await self._converse(child, job)
-                await child.wait()
+                if await child.wait() == -signal.SIGXCPU:
+                    raise TimeoutError
                 return said
         except TimeoutError:
             raise _refused("the chat template took too long over these messages") from None

@@ -101,10 +101,6 @@ def test_check_is_red_for_a_backend_that_is_wrong(markov: tuple[Path, Path], tmp
     ("arguments", "message"),
     [
         (("check", "nobody"), "tickertape: no backend 'nobody'; there are: "),
-        (
-            ("check", "scripted"),
-            "tickertape: backend 'scripted' does not serve tiny: it plays ScriptedForCausalLM only",
-        ),
         (("plugins", "/nowhere/at/all"), "tickertape: "),
     ],
 )
@@ -113,6 +109,13 @@ def test_what_cannot_be_done_is_one_line(arguments: tuple[str, ...], message: st
     assert done.returncode == 1
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
+
+
+def test_a_backend_that_needs_a_model_of_its_own_is_wrong_usage() -> None:
+    done = tickertape("check", "scripted")
+    assert done.returncode == 2
+    assert "backend 'scripted' needs a model of its own" in done.stderr
+    assert "--model DIR" in done.stderr
 
 
 def test_plugins_start_up_and_shut_down_in_every_process(serve: Serve, tmp_path: Path) -> None:
