@@ -35,8 +35,12 @@ def main(fd: int) -> int:
     """The exit status."""
     die_with_parent()
     link: Link[ToFetcher] = Link(adopt_socket(fd), ToFetcher)
-    fetch = link.receive()[:1]
+    try:
+        fetch = link.receive()[:1]
+    except ConnectionResetError:
+        fetch = []
     if not fetch or not isinstance(fetch[0], Fetch):
+        link.close()
         return 0  # the front stopped before it wanted anything
     configure_logs(fetch[0].log_level, process="fetcher")
     finishing = threading.Event()

@@ -102,8 +102,12 @@ def main(fd: int) -> int:
     """The exit status."""
     die_with_parent()
     link: Link[ToWorker] = Link(adopt_socket(fd), ToWorker)
-    configure = link.receive()[:1]
+    try:
+        configure = link.receive()[:1]
+    except ConnectionResetError:
+        configure = []
     if not configure or not isinstance(configure[0], Configure):
+        link.close()
         return 0  # the front stopped before it had a model for us
     return _serve(configure[0], link)
 

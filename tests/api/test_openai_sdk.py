@@ -190,7 +190,7 @@ async def test_case_073_a_frozen_client_on_a_real_socket(make_front: Make) -> No
         frozen.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(frozen, ("127.0.0.1", port))
-        payload = b'{"model":"scripted","prompt":"long","stream":true,"max_tokens":500,"n":32}'
+        payload = b'{"model":"scripted","prompt":"long","stream":true,"max_tokens":500,"n":32,"logprobs":5}'
         head = (
             b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         )
