@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tickertape.api.events import Echo, Event, Piece, PromptScored, Usage
 from tickertape.api.generation import Generation
-from tickertape.api.openai.heads import Head, usage_body
+from tickertape.api.openai.heads import Head
 from tickertape.api.openai.json_text import encode_text
 from tickertape.api.openai.logprobs import TokenNames, chat_logprobs, prompt_entries
 from tickertape.api.openai.stream_tail import StreamTail
@@ -49,11 +49,7 @@ class ChatStream:
         return b"".join([self._event(event) for event in events])
 
     def end(self) -> bytes:
-        """The usage chunk, when asked for."""
-        if not self._tail.include_usage:
-            return b""
-        usage = _encode(usage_body(self._generation.usage))
-        return self._open + b',"choices":[],"usage":' + usage + b"}\n\n"
+        return self._tail.usage_chunk(self._open, self._generation.usage)
 
     def _event(self, event: Event) -> bytes:
         if isinstance(event, Piece):

@@ -41,6 +41,12 @@ class StreamTail:
             end += b',"obfuscation":"' + _padding(content_bytes) + b'"'
         return end + b"}\n\n"
 
+    def usage_chunk(self, head: bytes, usage: Usage) -> bytes:
+        """The chunk before [DONE], when it is asked for. `head` is how every chunk of the stream begins."""
+        if not self.include_usage:
+            return b""
+        return head + b',"choices":[],"usage":' + msgspec.json.encode(usage_body(usage)) + b"}\n\n"
+
 
 def _padding(content_bytes: int) -> bytes:
     missing = -content_bytes % _PAD_TO
