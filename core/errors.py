@@ -17,6 +17,9 @@
     │   ├── RowError                 one row failed (reported in StepOutput.errors)
     │   └── EngineDead               the engine is gone; the supervisor restarts it
     ├── StartupError                 what keeps a server from starting: one line, a reason, a non-zero exit
+    │   ├── OriginError              where weights come from failed in passing: trying again makes sense
+    │   │   └── OriginBusy           it asked for patience (429, 503): retry_after_s is its word, None without one
+    │   └── OriginChanged            the bytes there are not the manifest's any more: plan anew
     └── PluginError                  a plugin could not be loaded, or broke its contract while loading
 
 Messages are one line, made for the person who reads them: no path of the server, no stack trace.
@@ -35,6 +38,9 @@ __all__ = [
     "InvalidApiKey",
     "InvalidRequest",
     "ModelNotFound",
+    "OriginBusy",
+    "OriginChanged",
+    "OriginError",
     "Overloaded",
     "PluginError",
     "RequestError",
@@ -153,6 +159,20 @@ class StartupError(TickertapeError):
     """`code` is the reason shown on /readyz, in CamelCase: PathNotFound, MissingShard, TruncatedFile, ..."""
 
     default_code = "StartupFailed"
+
+
+class OriginError(StartupError):
+    """A passing fault of an origin of weights, or of the way there: a broken connection, a 5xx, silence."""
+
+    default_code = "FetchFailed"
+
+
+class OriginBusy(OriginError):
+    default_code = "TooManyRequests"
+
+
+class OriginChanged(StartupError):
+    default_code = "RevisionMoved"
 
 
 class PluginError(TickertapeError):

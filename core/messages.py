@@ -21,6 +21,7 @@ __all__ = [
     "Emit",
     "Failure",
     "Fetch",
+    "FetchOptions",
     "FromFetcher",
     "FromWorker",
     "Loading",
@@ -31,6 +32,7 @@ __all__ = [
     "Submit",
     "ToFetcher",
     "ToWorker",
+    "WarmupCounts",
 ]
 
 
@@ -116,6 +118,25 @@ class StoppedEarly(Struct, frozen=True, tag="stopped"):
 FromWorker = Loading | Ready | Emit | StoppedEarly
 
 
+class FetchOptions(Struct, frozen=True, kw_only=True):
+    """How weights are fetched and kept. See the settings of the same names."""
+
+    origin_connections: int = 8
+    max_origin_mbps: float | None = None
+    fetch_patience_s: float = 600.0
+    origin_slots: str | None = None
+    num_origin_slots: int = 2
+    peers: tuple[str, ...] = ()
+    peer_host: str = "127.0.0.1"
+    peer_port: int | None = None
+    peer_token: str | None = None
+    peer_uploads: int = 4
+    peer_upload_mbps: float | None = None
+    store_high_bytes: int | None = None
+    store_low_bytes: int | None = None
+    store_reserve_bytes: int = 1 << 30
+
+
 class Fetch(Struct, frozen=True, tag="fetch", kw_only=True):
     """The first message to the fetcher: (name to serve under, path or URI) of each model, in order; None: the model's
     own name, the default model. `dtype` is the type of weights wanted, "auto" the one they have. `plugins` are the
@@ -124,6 +145,7 @@ class Fetch(Struct, frozen=True, tag="fetch", kw_only=True):
     models: tuple[tuple[str | None, str | None], ...]
     store: str
     dtype: str = "auto"
+    options: FetchOptions = FetchOptions()
     plugins: dict[str, Any]
     log_level: str = "info"
 
@@ -132,9 +154,25 @@ ToFetcher = Fetch | Stop
 
 
 class Resolved(Struct, frozen=True, tag="resolved"):
-    """One per model, in the order asked: it lies at `spec.path`, verified."""
+    """One per model, in the order asked: it lies at `spec.path`, verified. When not `complete`, what is there is enough
+    to begin with (configuration, tokenizer, the headers of the weights); tensors come later, and another Resolved says
+    when all have and where they lie then."""
 
     spec: ModelSpec
+    complete: bool = True
 
 
-FromFetcher = Loading | Resolved | StoppedEarly
+class WarmupCounts(Struct, frozen=True, tag="warmup", kw_only=True):
+    """What the fetcher has done since it started. `num_bytes` is by source: origin, peer, derived (made here)."""
+
+    num_bytes: dict[str, int] = {}
+    num_hashed_bytes: int = 0
+    num_origin_requests: int = 0
+    num_origin_429: int = 0
+    num_cache_hits: int = 0
+    num_peer_uploads: int = 0
+    num_uploaded_bytes: int = 0
+    slot_wait_s: float = 0.0
+
+
+FromFetcher = Loading | Resolved | WarmupCounts | StoppedEarly

@@ -30,12 +30,15 @@ __all__ = [
 
 
 class Progress(Struct, frozen=True):
-    """A step of a long job: `stage` is a word (download, convert, load, warm), counts are bytes unless `unit` says."""
+    """A step of a long job: `stage` is a word (download, convert, load, warm), counts are bytes unless `unit` says.
+    `source` says where bytes come from (origin, peer), `detail` whatever else a person wants to know."""
 
     stage: str
     done: int
     total: int
     unit: str = "bytes"
+    source: str = ""
+    detail: str = ""
 
 
 class WeightSet(Protocol):

@@ -24,6 +24,9 @@ from tickertape.core.errors import (
     EngineDead,
     InvalidApiKey,
     InvalidRequest,
+    OriginBusy,
+    OriginChanged,
+    OriginError,
     Overloaded,
     PluginError,
     RowError,
@@ -72,7 +75,16 @@ from tickertape.core.request import (
     unpack_tokens,
 )
 from tickertape.core.sampling import Sampler
-from tickertape.core.sources import FileEntry, FileSink, Manifest, WeightSource
+from tickertape.core.sources import (
+    CHUNK_BYTES,
+    AnySource,
+    FileEntry,
+    FileSink,
+    Manifest,
+    Origin,
+    RangedSource,
+    WeightSource,
+)
 from tickertape.core.tokenizer import Tokenizer, TokenizerSpec
 from tickertape.plugins.caller import Caller
 from tickertape.plugins.events import Event, RequestEvent, StepEvent
@@ -81,8 +93,10 @@ from tickertape.plugins.routes import PluginRoute
 
 __all__ = [
     "API",
+    "CHUNK_BYTES",
     "LAST",
     "Answer",
+    "AnySource",
     "Array",
     "Backend",
     "BackendKind",
@@ -118,6 +132,10 @@ __all__ = [
     "ModelSigns",
     "ModelSpec",
     "Opened",
+    "Origin",
+    "OriginBusy",
+    "OriginChanged",
+    "OriginError",
     "OutputParser",
     "OutputParserKind",
     "OutputParserSpec",
@@ -129,6 +147,7 @@ __all__ = [
     "Predictor",
     "Process",
     "Progress",
+    "RangedSource",
     "ReasoningPart",
     "Request",
     "RequestEvent",

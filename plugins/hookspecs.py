@@ -20,7 +20,7 @@ import pluggy
 from tickertape.core.backend import Backend
 from tickertape.core.logits_processor import LogitsProcessorSpec
 from tickertape.core.output_parser import OutputParserSpec
-from tickertape.core.sources import WeightSource
+from tickertape.core.sources import AnySource
 from tickertape.core.tokenizer import TokenizerSpec
 from tickertape.plugins.caller import Caller
 from tickertape.plugins.events import Event
@@ -66,7 +66,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
 
 
 @hookspec
-def register_weight_sources(register: Callable[[WeightSource], None]) -> None:
+def register_weight_sources(register: Callable[[AnySource], None]) -> None:
     """Registers where weights come from: call `register` once per source, which names the URI schemes it takes.
 
     Runs in the fetcher, which alone calls the sources, and in the front, for the list of plugins. `register` raises

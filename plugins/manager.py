@@ -12,7 +12,7 @@ from tickertape.core.backend import Backend, ModelSpec
 from tickertape.core.errors import PluginError, StartupError
 from tickertape.core.logits_processor import LogitsProcessorSpec
 from tickertape.core.output_parser import OutputParserSpec
-from tickertape.core.sources import WeightSource
+from tickertape.core.sources import AnySource
 from tickertape.core.tokenizer import TokenizerSpec
 from tickertape.plugins.authenticators import Authenticators
 from tickertape.plugins.candidates import Candidate, files_of, installed
@@ -38,7 +38,7 @@ class Plugins:
         owners = registrations.owners
         self.faults = faults = Faults()
         self.backends: Mapping[str, Backend] = MappingProxyType(registrations.backends)
-        self.sources: Mapping[str, WeightSource] = MappingProxyType(registrations.sources)
+        self.sources: Mapping[str, AnySource] = MappingProxyType(registrations.sources)
         self.tokenizers: Mapping[str, TokenizerSpec] = MappingProxyType(registrations.tokenizers)
         self.parsers: Mapping[str, OutputParserSpec] = MappingProxyType(
             {

@@ -10,7 +10,7 @@ from tickertape.core.backend import Backend, BackendKind
 from tickertape.core.errors import PluginError
 from tickertape.core.logits_processor import LogitsProcessorSpec
 from tickertape.core.output_parser import OutputParserKind, OutputParserSpec
-from tickertape.core.sources import WeightSource
+from tickertape.core.sources import AnySource
 from tickertape.core.tokenizer import TokenizerSpec
 from tickertape.plugins.output_parsers import AUTO, NONE
 from tickertape.plugins.routes import PluginRoute
@@ -36,7 +36,7 @@ class Registrations:
     """What was registered, by name, in the order in which it was; and the hooks that are called later."""
 
     backends: dict[str, Backend] = field(default_factory=dict)
-    sources: dict[str, WeightSource] = field(default_factory=dict)  # by URI scheme
+    sources: dict[str, AnySource] = field(default_factory=dict)  # by URI scheme
     tokenizers: dict[str, TokenizerSpec] = field(default_factory=dict)
     parsers: dict[str, OutputParserSpec] = field(default_factory=dict)
     processors: dict[str, LogitsProcessorSpec] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Draft:
             raise self._refuse(f"backend {backend.name!r}: factory {backend.factory!r} is not 'package.module:name'")
         self._claim("backends", backend.name, backend)
 
-    def add_source(self, source: WeightSource) -> None:
+    def add_source(self, source: AnySource) -> None:
         schemes = getattr(source, "schemes", ())
         if not isinstance(schemes, tuple) or not schemes:
             raise self._refuse(f"weight source {type(source).__name__} names no schemes")

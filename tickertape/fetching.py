@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from tickertape.children import Child, describe_exit
 from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
-from tickertape.core.messages import Fetch, FromFetcher, Loading, Resolved
+from tickertape.core.messages import Fetch, FromFetcher, Loading, Resolved, StoppedEarly
 from tickertape.core.ports import Progress
 from tickertape.link import AsyncLink
 
@@ -35,7 +35,7 @@ async def fetch_models(
                     report(name or _file_name(model), message.progress)
                 elif message is None or isinstance(message, Exception):
                     raise StartupError(await _fate(child, message), code="FetchFailed")
-                else:
+                elif isinstance(message, StoppedEarly):
                     raise message.failure.error()
             yield message.spec
     finally:

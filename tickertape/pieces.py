@@ -19,7 +19,7 @@ from tickertape.api.options import WireOptions
 from tickertape.core.backend import Backend, BackendOptions, ModelSpec
 from tickertape.core.errors import StartupError
 from tickertape.core.memory import Limits
-from tickertape.core.messages import Configure, Fetch
+from tickertape.core.messages import Configure, Fetch, FetchOptions
 from tickertape.http_protocol import HeadLimits
 from tickertape.settings import Settings
 
@@ -28,6 +28,7 @@ __all__ = [
     "call_limits",
     "configure_message",
     "fetch_message",
+    "fetch_options",
     "fingerprint",
     "generation_defaults",
     "grpc_options",
@@ -54,8 +55,30 @@ def fetch_message(settings: Settings) -> Fetch:
         models=tuple((choice.name, choice.model) for choice in settings.model_choices()) or ((None, None),),
         store=str(settings.store),
         dtype=settings.dtype if settings.quantization == "none" else "auto",  # quantizers start from what there is
+        options=fetch_options(settings),
         plugins=plugin_settings(settings),
         log_level=settings.log_level,
+    )
+
+
+def fetch_options(settings: Settings) -> FetchOptions:
+    token = settings.peer_token
+    high, low = settings.store_high_bytes, settings.store_low_bytes
+    return FetchOptions(
+        origin_connections=settings.origin_connections,
+        max_origin_mbps=settings.max_origin_mbps,
+        fetch_patience_s=settings.fetch_patience_s,
+        origin_slots=settings.origin_slots,
+        num_origin_slots=settings.num_origin_slots,
+        peers=settings.peers,
+        peer_host=settings.host,
+        peer_port=settings.peer_port,
+        peer_token=None if token is None else token.get_secret_value(),
+        peer_uploads=settings.peer_uploads,
+        peer_upload_mbps=settings.peer_upload_mbps,
+        store_high_bytes=None if high is None else int(high),
+        store_low_bytes=None if low is None else int(low),
+        store_reserve_bytes=int(settings.store_reserve_bytes),
     )
 
 

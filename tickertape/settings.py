@@ -34,6 +34,7 @@ ENV_PREFIX = "TICKERTAPE_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d+)?")  # as browsers spell it, in lower case
+_PEER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
 _SERVICE_LINK = re.compile(r"(tcp|udp)://")
 
 S = TypeVar("S", bound=BaseSettings)
@@ -79,6 +80,36 @@ class Settings(BaseSettings):
         {}, "A setting of the backend's own; may be repeated. The file has a table of them.", "Model", repr=False
     )
     store: Path = setting(Path("~/.cache/tickertape"), "Directory that keeps downloaded and converted models.", "Model")
+
+    fetch_patience_s: float = setting(
+        600.0, "Seconds a fetch may get no byte (origin down or busy, no space) before it gives up.", "Weights", gt=0
+    )
+    origin_connections: int = setting(8, "Connections to an origin of weights.", "Weights", ge=1, le=64)
+    max_origin_mbps: float | None = setting(None, "Most megabits a second from origins.", "Weights", gt=0)
+    origin_slots: str | None = setting(
+        None,
+        "Who may read from origins at once: kubernetes[:NAMESPACE/PREFIX] for Leases, or a shared directory.",
+        "Weights",
+    )
+    num_origin_slots: int = setting(2, "How many may, of all that share the slots.", "Weights", ge=1, le=64)
+    peers: Annotated[tuple[str, ...], NoDecode] = setting(
+        (), "HOST:PORT of servers to get weights from first; a name stands for all its addresses.", "Weights"
+    )
+    peer_port: int | None = setting(
+        None, "Port to serve weights to peers on; 0: any free one. [default: none]", "Weights", ge=0, le=65535
+    )
+    peer_token: SecretStr | None = setting(None, "Token that peers must show each other.", "Weights")
+    peer_uploads: int = setting(4, "Most uploads to peers at once.", "Weights", ge=1, le=256)
+    peer_upload_mbps: float | None = setting(None, "Most megabits a second to peers.", "Weights", gt=0)
+    store_high_bytes: ByteSize | None = setting(
+        None, "Size of the store from which what is not in use is removed, least recently used first.", "Weights"
+    )
+    store_low_bytes: ByteSize | None = setting(
+        None, "Size it is brought down to. [default: nine tenths of that]", "Weights"
+    )
+    store_reserve_bytes: ByteSize = setting(
+        ByteSize(1 << 30), "Space that a fetch leaves free on the store's file system.", "Weights"
+    )
 
     generation_config: Literal["auto", "none"] = setting(
         "auto", "Whether the model's generation_config.json says how to decode where a request does not.", "Model"
@@ -225,7 +256,7 @@ class Settings(BaseSettings):
 
     @field_validator(
         "models", "plugins_allow", "plugins_block", "auth_plugins", "route_plugins", "cors_origins", "trusted_proxies",
-        mode="before",
+        "peers", mode="before",
     )  # fmt: skip
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -261,7 +292,15 @@ class Settings(BaseSettings):
     def _known_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(str(ip_network(network, strict=False)) for network in value)
 
-    @field_validator("api_key")
+    @field_validator("peers")
+    @classmethod
+    def _known_peers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for peer in value:
+            if not _PEER.fullmatch(peer):
+                raise ValueError(f"{peer!r} is not HOST:PORT")
+        return value
+
+    @field_validator("api_key", "peer_token")
     @classmethod
     def _some_key(cls, value: SecretStr | None) -> SecretStr | None:
         # An empty variable must not mean a server that an empty key opens.
@@ -277,6 +316,8 @@ class Settings(BaseSettings):
             raise ValueError("api_key and api_keys exclude each other")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key belong together")
+        if self.store_low_bytes is not None and self.store_low_bytes > (self.store_high_bytes or -1):
+            raise ValueError("store_low_bytes is at most store_high_bytes")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
         names = [choice.name for choice in self.model_choices() if choice.name]

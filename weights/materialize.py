@@ -11,7 +11,7 @@ from typing import Final
 
 from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
-from tickertape.core.sources import FileEntry, Manifest, WeightSource
+from tickertape.core.sources import AnySource, FileEntry, Manifest, RangedSource, WeightSource
 from tickertape.weights.derive import Derivation, Report, obtained
 from tickertape.weights.overlay import ModelFiles
 from tickertape.weights.sink import StoreSink
@@ -30,7 +30,7 @@ def materialize(
     model: str | None,
     *,
     store: Store,
-    sources: Mapping[str, WeightSource],
+    sources: Mapping[str, AnySource],
     report: Report,
     name: str | None = None,
     dtype: str = "auto",
@@ -56,6 +56,8 @@ def materialize(
         raise StartupError(f"no weight source takes {scheme}:// (there are: {known})", code="UnsupportedSource")
     manifest = source.resolve(uri)
     if manifest.directory is None:
+        if isinstance(source, RangedSource):
+            raise StartupError(f"{scheme}:// cannot be fetched yet", code="UnsupportedSource")
         snapshot = _fetched(store, source, manifest, report)
         directory, files = snapshot.path, snapshot.files
     else:
@@ -74,7 +76,7 @@ def materialize(
     return spec if path == directory else read_spec(path, name)
 
 
-def _uri(model: str, sources: Mapping[str, WeightSource]) -> str:
+def _uri(model: str, sources: Mapping[str, AnySource]) -> str:
     if "://" in model:
         return model
     path = Path(os.path.abspath(model))  # normalised: a trailing slash or ./ makes no other model

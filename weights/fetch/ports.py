@@ -1,0 +1,106 @@
+"""What a fetch needs from the rest of the cluster: a slot to read from the origin, and peers that have files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping
+from typing import Protocol
+
+from msgspec import Struct
+
+from tickertape.core.errors import OriginError
+from tickertape.core.sources import FileEntry
+
+__all__ = ["NoPeers", "Offer", "PeerFault", "Peers", "Slot", "SlotLost", "Slots"]
+
+
+class SlotLost(OriginError):
+    """It is not certain any more that the slot is ours: whoever reads under it closes its connections at once."""
+
+    default_code = "SlotLost"
+
+
+class PeerFault(OriginError):
+    """A peer, or all of them, could not give what they offered. The next one may, or the origin."""
+
+    default_code = "PeerFailed"
+
+
+class Slot(Protocol):
+    """The right to read from origins. Thread-safe. `epoch` grows with every holder of this slot."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def check(self) -> None:
+        """Raises SlotLost. Cheap: call it before every request and after every buffer received."""
+        ...
+
+    def release(self) -> None:
+        """Gives it back. May be called twice, and after it was lost."""
+        ...
+
+
+class Slots(Protocol):
+    """The slots of a cluster. Thread-safe; nothing here blocks for longer than one request to whoever keeps them."""
+
+    def acquire(self) -> Slot | None:
+        """One if there is one free and nobody is cooling down, else None at once: ask again, but not faster than every
+        `retry_s`."""
+        ...
+
+    @property
+    def retry_s(self) -> float: ...
+
+    def cooldown_s(self) -> float:
+        """Seconds until anybody in the cluster may ask an origin again; 0.0 when now."""
+        ...
+
+    def throttled(self, retry_after_s: float | None) -> None:
+        """An origin said 429 (503 with Retry-After): the whole cluster pauses, and has fewer slots for a while."""
+        ...
+
+    def close(self) -> None:
+        """Gives back what is held."""
+        ...
+
+
+class Offer(Struct, frozen=True):
+    """How many peers have an object whole, and how many are on the way to having it."""
+
+    num_whole: int = 0
+    num_partial: int = 0
+
+
+class Peers(Protocol):
+    """The other servers that keep weights. Thread-safe."""
+
+    def offers(self, entries: Collection[FileEntry]) -> Mapping[str, Offer]:
+        """By sha256, of those entries that have one; what nobody has is left out. Asks the peers when what is known is
+        older than a second or so, else answers from memory; a peer that does not answer is no peer for a while."""
+        ...
+
+    def read(self, entry: FileEntry, start: int, end: int) -> Generator[memoryview, None, None]:
+        """The bytes [start, end) of an object, like `Origin.read`, from a peer that has them. Raises PeerFault."""
+        ...
+
+    def reject(self, sha256: str) -> None:
+        """What came for this object was wrong: those who sent bytes of it are not asked again."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoPeers:
+    """Nobody to ask."""
+
+    def offers(self, entries: Collection[FileEntry]) -> Mapping[str, Offer]:
+        return {}
+
+    def read(self, entry: FileEntry, start: int, end: int) -> Generator[memoryview, None, None]:
+        raise PeerFault("there are no peers")
+
+    def reject(self, sha256: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
