@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from tickertape.weights.files import fsync_directory, fsync_file, write_atomically
+from tickertape.weights.holds import Holds
 
 __all__ = ["DigestWriter", "Objects", "digest_file"]
 
@@ -77,9 +78,10 @@ class Objects:
     """The objects of a store. Each is written once, verified, synced, made read-only and renamed into place; it is
     never written again, so whoever has it mapped is safe. Reading needs no write access."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, holds: Holds | None = None) -> None:
         self._objects = root / "objects"
         self._meta = root / "meta"
+        self._holds = holds or Holds(root)
 
     def path(self, sha256: str) -> Path:
         """Where the object lies, or would."""
@@ -101,17 +103,26 @@ class Objects:
             self.note_verified(sha256, before)
         return whole
 
+    def hold(self, sha256: str) -> bool:
+        """Whether the object is intact; if so nobody collects it before a snapshot names it, `release`, or our end."""
+        return self._holds.keep(self.path(sha256)) and self.intact(sha256)
+
+    def release(self, sha256: str) -> None:
+        self._holds.drop(self.path(sha256))
+
     def adopt(self, file: Path, sha256: str) -> None:
-        """Moves a finished file on the store's file system, whose digest the caller has computed, into the store.
-        An intact object that is there already stays; a damaged one is replaced by a new inode."""
+        """Moves a finished file on the store's file system, whose digest the caller has computed, into the store, and
+        holds it. An intact object that is there already stays; a damaged one is replaced by a new inode."""
         target = self.path(sha256)
-        if self.intact(sha256):
+        if self.hold(sha256):
             file.unlink()
             return
         fsync_file(file)
         file.chmod(0o444)
         target.parent.mkdir(parents=True, exist_ok=True)
-        file.rename(target)
+        with self._holds.window(create=True):
+            file.rename(target)
+            self._holds.keep(target)
         fsync_directory(target.parent)
         fsync_directory(self._objects)
         self.note_verified(sha256, target.stat())

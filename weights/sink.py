@@ -60,7 +60,7 @@ class StoreSink:
     def missing(self, entry: FileEntry) -> Sequence[tuple[int, int | None]]:
         if entry.path in self.digests:
             return ()
-        if entry.sha256 is not None and self._objects.intact(entry.sha256):
+        if entry.sha256 is not None and self._objects.hold(entry.sha256):
             self.digests[entry.path] = entry.sha256  # another model has the same file
             return ()
         return ((0, entry.size_bytes),)

@@ -7,6 +7,7 @@ snapshots/<id>/<file>      links into objects/; published last
 derived/<recipe>.json      recipe -> snapshot id: a fetched revision, a converted GGUF, ...
 partial/, tmp/             work in progress, one directory per process and job
 locks/<recipe>             one process of the node works on a recipe, the others wait and use what it made
+locks/gc, used/, pins/     what must not be removed; see holds.py, pins.py and gc.py
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from msgspec import Struct
 
 from tickertape.core.sources import FileEntry
 from tickertape.weights.files import fsync_directory, write_atomically
+from tickertape.weights.holds import Holds
 from tickertape.weights.lock import FileLock
 from tickertape.weights.objects import Objects
 
-__all__ = ["Recipe", "Snapshot", "Store", "check_relative"]
+__all__ = ["Derived", "Recipe", "Snapshot", "Store", "check_relative"]
 
 
 class Recipe(Struct, frozen=True):
@@ -51,7 +53,9 @@ class Snapshot(Struct, frozen=True):
     files: tuple[FileEntry, ...]
 
 
-class _Derived(Struct, frozen=True):
+class Derived(Struct, frozen=True):
+    """Which snapshot, by its id, answers a recipe."""
+
     recipe: Recipe
     snapshot: str
 
@@ -68,23 +72,36 @@ class Store:
     """A store rooted at a directory, which need not exist yet and is made on the first write. Any number of processes
     may use one at once. A complete store on a read-only file system is served without a single attempt to write.
 
+    What was found or published is held until `close`, or the end of the process: nobody collects it.
+
     Writing methods raise OSError; `tickertape.weights.files.unwritable` words it.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()  # at once: the working directory may change under us
-        self.objects = Objects(self.root)
+        self.holds = Holds(self.root)
+        self.objects = Objects(self.root, self.holds)
 
     def find(self, recipe: Recipe) -> Snapshot | None:
-        """The snapshot for `recipe` if it is there, whole, and every object is intact."""
+        """The snapshot for `recipe` if it is there, whole, and every object is intact. It is held then."""
+        with self.holds.window():
+            snapshot = self._listed(recipe)
+            if snapshot is None:
+                return None
+            self.holds.keep_used(snapshot.path.name)
+        if self._is_whole(snapshot):
+            return snapshot
+        self.holds.drop_used(snapshot.path.name)
+        return None
+
+    def _listed(self, recipe: Recipe) -> Snapshot | None:
         try:
-            derived = msgspec.json.decode(self._derived(recipe).read_bytes(), type=_Derived)
+            derived = msgspec.json.decode(self._derived(recipe).read_bytes(), type=Derived)
             listing = (self.root / "snapshots" / f"{derived.snapshot}.json").read_bytes()
             files = msgspec.json.decode(listing, type=tuple[FileEntry, ...])
         except (OSError, msgspec.DecodeError):
             return None
-        snapshot = Snapshot(self.root / "snapshots" / derived.snapshot, files)
-        return snapshot if files and self._is_whole(snapshot) else None
+        return Snapshot(self.root / "snapshots" / derived.snapshot, files) if files else None
 
     @contextmanager
     def lock(self, recipe: Recipe, waiting: Callable[[float], None] = lambda _: None) -> Iterator[None]:
@@ -117,6 +134,17 @@ class Store:
         store may be moved; where symbolic links cannot be made they are hard links, else copies. `own` are files that
         stay outside the store and are linked to where they are."""
         own = own or {}
+        with self.holds.window(create=True):
+            snapshot = self._publish(recipe, files, own)
+        for sha256 in files.values():
+            self.objects.release(sha256)  # the snapshot names it now
+        return snapshot
+
+    def close(self) -> None:
+        """Lets go of what was found and published. May be called twice."""
+        self.holds.close()
+
+    def _publish(self, recipe: Recipe, files: Mapping[str, str], own: Mapping[str, Path]) -> Snapshot:
         entries = tuple(
             FileEntry(check_relative(path), self.objects.path(sha256).stat().st_size, sha256)
             for path, sha256 in sorted(files.items())
@@ -125,10 +153,11 @@ class Store:
         # The same listing may stand for other files of the operator's: then the recipe tells them apart.
         name = recipe.digest if own else hashlib.sha256(listing).hexdigest()
         snapshot = Snapshot(self.root / "snapshots" / name, entries)
+        self.holds.keep_used(name)
         write_atomically(snapshot.path.with_name(f"{name}.json"), listing)
         if not self._is_whole(snapshot):  # else another recipe made the same: somebody may be reading it
             self._place(snapshot, recipe, own)
-        write_atomically(self._derived(recipe), msgspec.json.encode(_Derived(recipe, name)))
+        write_atomically(self._derived(recipe), msgspec.json.encode(Derived(recipe, name)))
         return snapshot
 
     def _place(self, snapshot: Snapshot, recipe: Recipe, own: Mapping[str, Path]) -> None:

@@ -206,7 +206,7 @@ def test_damaged_derived_weights_are_made_again_from_what_was_fetched(
 
 
 AUDITED = """
-import json, os, sys
+import fcntl, json, os, sys
 from pathlib import Path
 from tickertape.plugins.sources.directory import DirectorySource
 from tickertape.plugins.sources.wheel import WheelSource
@@ -217,11 +217,16 @@ from tickertape.weights.store import Store
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 FORBIDDEN = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.chown",
              "os.utime", "os.truncate", "os.fork", "os.exec", "os.posix_spawn",
-             "subprocess.Popen", "socket.connect", "fcntl.flock"}
+             "subprocess.Popen", "socket.connect"}
+attempts = []
+access = os.access
+os.access = lambda path, mode: not mode & os.W_OK and access(path, mode)
 
 def audit(event, arguments):
-    if event in FORBIDDEN or (event == "open" and arguments[2] & WRITES):
-        raise PermissionError(30, f"{event} {arguments}")
+    exclusive = event == "fcntl.flock" and arguments[1] & fcntl.LOCK_EX
+    if exclusive or event in FORBIDDEN or (event == "open" and arguments[2] & WRITES):
+        attempts.append(f"{event} {arguments}")
+        raise PermissionError(30, attempts[-1])
 
 store, model = Path(sys.argv[1]), sys.argv[2]
 sys.dont_write_bytecode = True
@@ -229,19 +234,20 @@ sys.addaudithook(audit)
 sources = {"file": DirectorySource(), "wheel": WheelSource(("--no-index",))}
 spec = materialize(model, store=Store(store), sources=sources, report=print)
 weights = MappedWeights(Path(spec.path))
-print(json.dumps([spec.path, sum(float(weights.open(name).sum()) for name in weights.names())]))
+print(json.dumps([spec.path, sum(float(weights.open(name).sum()) for name in weights.names()), attempts]))
 """
 
 
 def test_a_complete_store_is_used_without_one_attempt_to_write(
     wheel_model: tuple[str, ...], tmp_path: Path
 ) -> None:  # case 104
-    """Every write, lock, child process and connection is refused by an audit hook, which also stops root."""
+    """Every write, exclusive lock, child process and connection is refused by an audit hook, which also stops root."""
     spec = materialize(URI, store=Store(tmp_path / "store"), sources=sources(wheel_model), report=ignore)
     command = [sys.executable, "-c", AUDITED, str(tmp_path / "store"), URI]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)[0] == spec.path  # and no progress: nothing was to be done
+    path, _, attempts = json.loads(done.stdout)
+    assert (path, attempts) == (spec.path, [])  # and no progress: nothing was to be done
     command[-2] = str(tmp_path / "empty")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "StartupError: the weights store is read-only and incomplete" in done.stderr
