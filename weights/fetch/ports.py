@@ -20,7 +20,8 @@ class SlotLost(OriginError):
 
 
 class PeerFault(OriginError):
-    """A peer, or all of them, could not give what they offered. The next one may, or the origin."""
+    """No peer could give what was asked, or not whole. With `retry_after_s` they have it and are merely busy: ask them
+    again then, for the origin would be asked for what the cluster has. Without, the origin is the way."""
 
     default_code = "PeerFailed"
 
@@ -80,7 +81,14 @@ class Peers(Protocol):
         ...
 
     def read(self, entry: FileEntry, start: int, end: int) -> Generator[memoryview, None, None]:
-        """The bytes [start, end) of an object, like `Origin.read`, from a peer that has them. Raises PeerFault."""
+        """The bytes [start, end) of an object, like `Origin.read`, from peers that have them; goes on elsewhere when
+        one breaks off. While all of them are busy it waits for a few seconds. Raises PeerFault; what came before it is
+        the range's beginning all the same."""
+        ...
+
+    def chunks(self, entry: FileEntry) -> tuple[str, ...]:
+        """The sha256 of each CHUNK_BYTES of an object, as a peer tells that has it whole; () when none does. Hints:
+        good for finding which chunk of a file is bad and for sharing chunks early, no proof of the file."""
         ...
 
     def reject(self, sha256: str) -> None:
@@ -98,6 +106,9 @@ class NoPeers:
 
     def read(self, entry: FileEntry, start: int, end: int) -> Generator[memoryview, None, None]:
         raise PeerFault("there are no peers")
+
+    def chunks(self, entry: FileEntry) -> tuple[str, ...]:
+        return ()
 
     def reject(self, sha256: str) -> None:
         pass

@@ -1,0 +1,1 @@
+"""Weights from the servers next door: what a node has whole and verified it hands to the others, within limits."""
