@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -68,6 +70,7 @@ class _Meta(Struct, frozen=True):
     ctime_ns: int
     ino: int
     verified_at: float
+    chunk_sha256: tuple[str, ...] = ()  # once somebody wanted to know
 
     def matches(self, stat: os.stat_result) -> bool:
         seen = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
@@ -86,6 +89,10 @@ class Objects:
     def path(self, sha256: str) -> Path:
         """Where the object lies, or would."""
         return self._objects / sha256[:2] / sha256
+
+    def meta_path(self, sha256: str) -> Path:
+        """Where it is noted how the object looked."""
+        return self._meta / f"{sha256}.json"
 
     def intact(self, sha256: str) -> bool:
         """Whether the object is there and is what its name says. Hashes only when the file is not as it was when it
@@ -129,11 +136,48 @@ class Objects:
 
     def note_verified(self, sha256: str, stat: os.stat_result) -> None:
         """Remembers that the object, as `stat` saw it, has this digest."""
-        meta = _Meta(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, time.time())
-        write_atomically(self._meta / f"{sha256}.json", msgspec.json.encode(meta))
+        chunks = self.chunk_digests(sha256)
+        meta = _Meta(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, time.time(), chunks)
+        self._write_meta(sha256, meta)
+
+    def note_chunks(self, sha256: str, chunk_sha256: tuple[str, ...]) -> None:
+        """Remembers the digests of a verified object's chunks."""
+        if (known := self._read_meta(sha256)) is not None:
+            self._write_meta(sha256, msgspec.structs.replace(known, chunk_sha256=chunk_sha256))
+
+    def verified(self) -> Iterator[tuple[str, int]]:
+        """(sha256, size in bytes) of every object that is as it was when last verified. Hashes nothing."""
+        with suppress(FileNotFoundError):
+            for file in os.listdir(self._meta):
+                sha256, _, suffix = file.partition(".")
+                if suffix == "json" and (known := self._read_meta(sha256)) is not None:
+                    with suppress(OSError):
+                        if known.matches(self.path(sha256).stat()):
+                            yield sha256, known.size
+
+    def open_verified(self, sha256: str) -> int | None:
+        """A descriptor to read an object by, which the caller closes; None unless it is as it was when last verified.
+        Hashes nothing."""
+        try:
+            fd = os.open(self.path(sha256), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        known = self._read_meta(sha256)
+        if known is not None and known.matches(os.fstat(fd)):
+            return fd
+        os.close(fd)
+        return None
+
+    def chunk_digests(self, sha256: str) -> tuple[str, ...]:
+        """The sha256 of each CHUNK_BYTES of an object; () when it is not known."""
+        known = self._read_meta(sha256)
+        return known.chunk_sha256 if known is not None else ()
+
+    def _write_meta(self, sha256: str, meta: _Meta) -> None:
+        write_atomically(self.meta_path(sha256), msgspec.json.encode(meta))
 
     def _read_meta(self, sha256: str) -> _Meta | None:
         try:
-            return msgspec.json.decode((self._meta / f"{sha256}.json").read_bytes(), type=_Meta)
+            return msgspec.json.decode(self.meta_path(sha256).read_bytes(), type=_Meta)
         except (OSError, msgspec.DecodeError):
             return None

@@ -10,6 +10,7 @@ from typing import Final
 __all__ = ["TokenBucket"]
 
 _BURST_S: Final = 0.1
+_LEAST_BYTES: Final = 4 << 10
 
 
 class TokenBucket:
@@ -39,3 +40,9 @@ class TokenBucket:
         if self._bytes_per_s is not None:
             with self._lock:
                 self._free_at -= num_bytes / self._bytes_per_s
+
+    def portion(self, at_most: int) -> int:
+        """How much to take at a time, so that no taker's turn is longer than the burst."""
+        if self._bytes_per_s is None:
+            return at_most
+        return min(at_most, max(_LEAST_BYTES, int(self._bytes_per_s * _BURST_S / 2)))
