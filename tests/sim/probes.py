@@ -102,12 +102,12 @@ class Kubelet:
         tasks = [asyncio.create_task(self._keep(pod)) for pod in self._pods]
         tasks.append(asyncio.create_task(self._stop_called()))
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._failure = next(iter(done)).exception()
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            self._failure = next((each for each in ended if isinstance(each, Exception)), None)
             for pod in self._pods:
                 pod.kill()
 
