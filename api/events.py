@@ -67,3 +67,12 @@ class Usage(Struct, frozen=True):
     completion_tokens: int
     cached_tokens: int
     reasoning_tokens: int = 0
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(*(mine + its for mine, its in zip(self._counts(), other._counts(), strict=True)))
+
+    def minus(self, other: Usage) -> Usage:
+        return Usage(*(mine - its for mine, its in zip(self._counts(), other._counts(), strict=True)))
+
+    def _counts(self) -> tuple[int, ...]:
+        return self.prompt_tokens, self.completion_tokens, self.cached_tokens, self.reasoning_tokens

@@ -14,7 +14,7 @@ from tickertape.api.fanout import Fanout
 from tickertape.api.metrics import Meter
 from tickertape.api.models import ServedModel
 from tickertape.api.prompts import Prompt
-from tickertape.core.errors import DeadlineExceeded, InvalidRequest
+from tickertape.core.errors import DeadlineExceeded, InvalidRequest, RequestAborted
 from tickertape.core.request import TokenDelta
 
 __all__ = ["Generation"]
@@ -27,8 +27,8 @@ class Generation:
     """The events of a call, in batches of what one engine step gave. Iterate it once, in one task at a time.
 
     Closing it is the only cancel: `aclose` (or cancelling the task that iterates, then `aclose`) frees what it holds
-    whether it is queued, prefilling or decoding. An error of the tree ends it for all choices. It must be closed in
-    the end, also when it was never iterated or ended by itself.
+    whether it is queued, prefilling or decoding; `abort` is that from outside. An error of the tree ends it for all
+    choices. It must be closed in the end, also when it was never iterated or ended by itself.
     """
 
     def __init__(
@@ -58,6 +58,9 @@ class Generation:
         self._params = params
         self._num_prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._ended = False
+        self._aborted = False
+        self._reader: asyncio.Task[object] | None = None  # the task that waits for events
+        self._closing: asyncio.Task[None] | None = None
         self._events = self._run()
         if len(candidates) > num_choices:
             self._events = best_events(self._events, candidates, num_choices // len(prompts))
@@ -66,10 +69,33 @@ class Generation:
         return self
 
     async def __anext__(self) -> list[Event]:
-        return await anext(self._events)
+        self._check()
+        self._reader = reader = asyncio.current_task()
+        try:
+            return await anext(self._events)
+        except asyncio.CancelledError:
+            # Of a task that was cancelled for another reason too, that one counts.
+            if self._aborted and reader is not None and not reader.uncancel():
+                self._check()
+            raise
+        finally:
+            self._reader = None
+
+    def abort(self) -> None:
+        """Ends it for whoever iterates, who gets RequestAborted now or next; what it holds is freed at once, also while
+        the reader is busy elsewhere. From the same loop."""
+        if self._aborted or self._ended:
+            return
+        self._aborted = True
+        if self._reader is not None:
+            self._reader.cancel()
+        else:
+            self._closing = asyncio.create_task(self._events.aclose())
 
     async def aclose(self) -> None:
         try:
+            if self._closing is not None:
+                await asyncio.wait({self._closing})
             await self._events.aclose()
         finally:
             self._end()
@@ -135,6 +161,10 @@ class Generation:
         self.ttft_s = self._clock() - self._arrival
         self._meter.first(self.ttft_s, self._num_prompt_tokens)
         return batch
+
+    def _check(self) -> None:
+        if self._aborted:
+            raise RequestAborted("The request was aborted") from None
 
     def _end(self) -> None:
         if not self._ended:

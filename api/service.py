@@ -18,11 +18,13 @@ from tickertape.api.calls import ChatCall, CompletionCall, Decoding
 from tickertape.api.candidates import make_candidates
 from tickertape.api.generation import Generation
 from tickertape.api.health import Readiness
+from tickertape.api.kept_streams import KeptStreams, ResumeLimits
 from tickertape.api.limits import CallLimits
 from tickertape.api.metrics import Metrics
 from tickertape.api.models import Models, ServedModel
 from tickertape.api.prompts import Prompt, PromptEncoder
 from tickertape.api.ranges import check_choices, check_decoding
+from tickertape.api.running import Running
 from tickertape.api.sampling import (
     check_logprobs,
     check_scoring,
@@ -48,7 +50,8 @@ class _Rules(NamedTuple):
 
 
 class Service:
-    """Used on the front's loop only. `clock` is monotonic, in seconds."""
+    """Used on the front's loop only. `clock` is monotonic, in seconds. The wires enter what they serve in `running`,
+    and hand streams that can be resumed to `kept`, which is to be closed in the end."""
 
     def __init__(
         self,
@@ -59,11 +62,14 @@ class Service:
         clock: Callable[[], float],
         prompts: PromptEncoder,
         limits: CallLimits | None = None,
+        resume: ResumeLimits | None = None,
     ) -> None:
         self.models = models
         self.admission = admission
         self.readiness = readiness
         self.limits = CallLimits() if limits is None else limits
+        self.running = Running()
+        self.kept = KeptStreams(self.running, resume)
         self._metrics = metrics
         self._clock = clock
         self._prompts = prompts

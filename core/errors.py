@@ -8,7 +8,9 @@
     │   ├── InvalidApiKey
     │   ├── RequestTooLarge          the body, before it is parsed
     │   ├── UnsupportedMediaType
-    │   └── RouteNotFound
+    │   ├── RouteNotFound
+    │   ├── StreamNotFound           nothing of the caller's that can be resumed
+    │   └── RequestAborted           its owner ended it from outside
     ├── Overloaded                   rate_limit_exceeded, queue_full, deadline_unreachable: try again later
     ├── DeadlineExceeded             the deadline passed while the request waited
     ├── Unavailable                  loading, draining, worker restarting: try again later
@@ -43,12 +45,14 @@ __all__ = [
     "OriginError",
     "Overloaded",
     "PluginError",
+    "RequestAborted",
     "RequestError",
     "RequestTooLarge",
     "RouteNotFound",
     "RowError",
     "RunnerError",
     "StartupError",
+    "StreamNotFound",
     "TickertapeError",
     "Unavailable",
     "UnsupportedMediaType",
@@ -119,8 +123,18 @@ class RouteNotFound(RequestError):
     default_code = "not_found"
 
 
+class StreamNotFound(RequestError):
+    """A resume token that is unknown, another caller's, or too old; or what follows is not kept any more."""
+
+    default_code = "stream_not_found"
+
+
+class RequestAborted(RequestError):
+    default_code = "aborted"
+
+
 class Overloaded(TickertapeError):
-    """Codes: rate_limit_exceeded, queue_full, deadline_unreachable."""
+    """Codes: rate_limit_exceeded, queue_full, deadline_unreachable, too_many_resumable."""
 
     default_code = "queue_full"
 

@@ -14,6 +14,7 @@ from tickertape import __version__
 from tickertape.api.admission import AdmissionLimits
 from tickertape.api.generation_defaults import GenerationDefaults
 from tickertape.api.grpc.options import GrpcOptions
+from tickertape.api.kept_streams import ResumeLimits
 from tickertape.api.limits import CallLimits
 from tickertape.api.options import WireOptions
 from tickertape.core.backend import Backend, BackendOptions, ModelSpec
@@ -34,6 +35,7 @@ __all__ = [
     "grpc_options",
     "head_limits",
     "plugin_settings",
+    "resume_limits",
     "wire_options",
 ]
 
@@ -162,6 +164,14 @@ def call_limits(settings: Settings) -> CallLimits:
         max_logprob_values=settings.max_logprob_values,
         max_prompt_logprob_values=settings.max_prompt_logprob_values,
         default_completion_tokens=settings.default_completion_tokens,
+    )
+
+
+def resume_limits(settings: Settings) -> ResumeLimits:
+    return ResumeLimits(
+        window_s=settings.resume_window_s,
+        max_bytes=int(settings.resume_buffer_bytes),
+        max_streams=settings.max_resumable_streams,
     )
 
 

@@ -52,6 +52,7 @@ from tickertape.pieces import (
     fingerprint,
     generation_defaults,
     plugin_settings,
+    resume_limits,
     wire_options,
 )
 from tickertape.plugins.manager import Plugins
@@ -133,6 +134,7 @@ class Front:
             clock,
             PromptEncoder(self._renders, IsolatedRenders() if settings.trust_request_chat_template else None),
             call_limits(settings),
+            resume_limits(settings),
         )
 
     async def run(self) -> int:
@@ -175,6 +177,7 @@ class Front:
             await asyncio.wait((serving, hosting, watching, looking))
             if grpc is not None:
                 await grpc.stop()
+            await self._service.kept.close()
             asked.cancel()
             self._renders.close()
             self._checks.close()

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -26,12 +26,12 @@ from pydantic_settings import (
 )
 
 from tickertape.key_values import key_values
+from tickertape.model_choice import ModelChoice
 
-__all__ = ["ENV_PREFIX", "ModelChoice", "Settings", "SettingsError", "load_settings"]
+__all__ = ["ENV_PREFIX", "Settings", "SettingsError", "load_settings"]
 
 ENV_PREFIX = "TICKERTAPE_"
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d+)?")  # as browsers spell it, in lower case
 _PEER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
@@ -47,13 +47,6 @@ class SettingsError(Exception):
     def __init__(self, lines: tuple[str, ...]) -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
-
-
-class ModelChoice(NamedTuple):
-    """A model as the operator named it. `name` None: the model's own name is served."""
-
-    name: str | None
-    model: str
 
 
 def setting(default: Any, help: str, group: str, **limits: Any) -> Any:
@@ -192,6 +185,13 @@ class Settings(BaseSettings):
     )
     max_prompt_logprob_values: int = setting(200_000, "As many of its prompts.", "Wire", ge=1)
     default_completion_tokens: int = setting(16, "max_tokens of a completion that names none.", "Wire", ge=1)
+    resume_window_s: float = setting(
+        30.0, "Seconds a resumable stream goes on without its reader; 0: none is resumable.", "Wire", ge=0
+    )
+    resume_buffer_bytes: ByteSize = setting(
+        ByteSize(256 << 10), "What is kept of each for readers who come back.", "Wire", ge=1024
+    )
+    max_resumable_streams: int = setting(256, "Most resumable streams.", "Wire", ge=1)
     request_timeout_s: float | None = setting(None, "Longest wait for a first token. [default: no bound]", "Wire", gt=0)
 
     max_waiting: int = setting(2048, "Most requests that wait for their first token.", "Scheduling", ge=1)
@@ -337,15 +337,7 @@ class Settings(BaseSettings):
 
     def model_choices(self) -> tuple[ModelChoice, ...]:
         """The models in the order given; none: the caller's default."""
-        return tuple(_choice(text) for text in self.models)
-
-
-def _choice(text: str) -> ModelChoice:
-    name, equals, model = text.partition("=")
-    # A URI may hold "=" too, but never before a ":"; a path may, and is then written ./a=b.
-    if equals and model and _NAME.fullmatch(name):
-        return ModelChoice(name, model)
-    return ModelChoice(None, text)
+        return tuple(ModelChoice.of(text) for text in self.models)
 
 
 def _without_service_links(environment: Mapping[str, Any]) -> dict[str, Any]:

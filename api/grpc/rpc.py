@@ -15,11 +15,11 @@ from tickertape.api.events import Usage
 from tickertape.api.exchange import Exchange, request_id_from
 from tickertape.api.generation import Generation
 from tickertape.api.grpc.options import GrpcOptions
-from tickertape.api.grpc.running import Running
 from tickertape.api.grpc.stall_guard import StallGuard
 from tickertape.api.grpc.statuses import Naming, as_status, same_name
 from tickertape.api.logs import log_access
 from tickertape.api.metrics import Metrics
+from tickertape.api.running import Abortable, Entry, Running
 from tickertape.core.errors import TickertapeError
 from tickertape.plugins.observers import Observers
 
@@ -29,10 +29,6 @@ _MAX_TEXT_CHARS: Final = 200
 _log = logging.getLogger("tickertape.grpc")
 
 Context = Any  # grpc.aio.ServicerContext, which has no types
-
-
-class Aborted(Exception):
-    """Somebody ended the request through `Abort`."""
 
 
 class Stalled(Exception):
@@ -56,11 +52,14 @@ class Method(NamedTuple):
 class Call:
     """What a method may know of its caller, and what it tells about the call."""
 
-    __slots__ = ("_context", "_options", "exchange", "metadata")
+    __slots__ = ("_context", "_entry", "_options", "exchange", "metadata")
 
-    def __init__(self, exchange: Exchange, metadata: Mapping[str, str], context: Context, options: GrpcOptions) -> None:
+    def __init__(
+        self, exchange: Exchange, entry: Entry, metadata: Mapping[str, str], context: Context, options: GrpcOptions
+    ) -> None:
         self.exchange = exchange
         self.metadata = metadata
+        self._entry = entry
         self._context = context
         self._options = options
 
@@ -76,17 +75,34 @@ class Call:
     def timeout_s(self) -> float | None:
         """How long the request may wait for its first token: what the caller's deadline leaves, or the server's bound
         when that is shorter."""
-        left, bound = self._context.time_remaining(), self._options.request_timeout_s
-        if left is None or bound is None:
-            return bound if left is None else max(float(left), 0.0)
-        return min(max(float(left), 0.0), bound)
+        bounds = [each for each in (self.deadline_s, self._options.request_timeout_s) if each is not None]
+        return min(bounds, default=None)
+
+    @property
+    def deadline_s(self) -> float | None:
+        """What the caller's deadline leaves."""
+        left = self._context.time_remaining()
+        return None if left is None else max(float(left), 0.0)
+
+    def called(self, name: str) -> None:
+        """Another id that `Abort` takes for it: the answer's."""
+        self._entry.called(name)
+
+    def started(self, work: Abortable) -> None:
+        """What `Abort` ends. A call may have several."""
+        self._entry.started(work)
 
     def ended(self, generation: Generation) -> None:
-        """For the log and the observers. A call may have several."""
-        usage, before = generation.usage, self.exchange.usage
-        self.exchange.usage = usage if before is None else Usage(*map(sum, zip(_of(usage), _of(before), strict=True)))
-        if self.exchange.ttft_s is None:
-            self.exchange.ttft_s = generation.ttft_s
+        """The counterpart of `started`, for the log and the observers too."""
+        self._entry.ended(generation)
+        self.cost(generation.usage, generation.ttft_s)
+
+    def cost(self, usage: Usage, ttft_s: float | None) -> None:
+        """For the log and the observers: more of what the call has cost."""
+        exchange = self.exchange
+        exchange.usage = usage if exchange.usage is None else exchange.usage.plus(usage)
+        if exchange.ttft_s is None:
+            exchange.ttft_s = ttft_s
 
 
 class Rpcs:
@@ -126,7 +142,7 @@ class Rpcs:
         return make(
             handle,
             request_deserializer=method.request.FromString,
-            response_serializer=method.answer.SerializeToString,
+            response_serializer=_ready if method.stream else method.answer.SerializeToString,
         )
 
     async def _handle(self, path: str, method: Method, request: Any, context: Context) -> Any:
@@ -139,22 +155,23 @@ class Rpcs:
             started=self._clock(),
         )
         exchange.traceparent = metadata.get("traceparent", "")[:_MAX_TEXT_CHARS] or None
-        call = Call(exchange, metadata, context, self._options)
+        answer = None  # of a stream there is none left to return
         try:
             if not method.open:
                 exchange.tenant = await self._door.admit(_scope(path, context))
             await context.send_initial_metadata((("x-request-id", exchange.request_id),))
-            answer = await self._abortable(method, request, call, context)
+            with self._running.entered(exchange.tenant, exchange.request_id) as entry:
+                call = Call(exchange, entry, metadata, context, self._options)
+                if method.stream:
+                    await self._stream(method.run(request, call), context)
+                else:
+                    answer = await method.run(request, call)
             exchange.status = grpc.StatusCode.OK.value[0]
         except asyncio.CancelledError:
             # The client hung up, or its deadline passed: either way nobody listens any more.
             exchange.outcome = "cancelled"
             exchange.status = grpc.StatusCode.CANCELLED.value[0]
             raise
-        except Aborted:
-            exchange.outcome = "cancelled"
-            exchange.status = grpc.StatusCode.ABORTED.value[0]
-            await context.abort(grpc.StatusCode.ABORTED, "The request was aborted")
         except Stalled:
             exchange.outcome = "cancelled"
             exchange.status = grpc.StatusCode.CANCELLED.value[0]
@@ -164,29 +181,6 @@ class Rpcs:
         finally:
             self._finish(exchange, quiet=method.open)
         return answer
-
-    async def _abortable(self, method: Method, request: Any, call: Call, context: Context) -> Any:
-        """Runs the method in this task. Raises Aborted when it was ended through `Running`."""
-        task = asyncio.current_task()
-        assert task is not None
-        aborted = False
-
-        def end() -> None:
-            nonlocal aborted
-            if not aborted:
-                aborted = True
-                task.cancel()
-
-        with self._running.entered(call.tenant, call.exchange.request_id, end):
-            try:
-                if not method.stream:
-                    return await method.run(request, call)
-                return await self._stream(method.run(request, call), context)
-            except asyncio.CancelledError:
-                # A client that hung up in the same moment gets this status as little as any other.
-                if aborted and task.uncancel() == 0:
-                    raise Aborted from None
-                raise
 
     async def _stream(self, answers: AsyncGenerator[Any, None], context: Context) -> None:
         """Each message waits until the transport has room for it, so that a slow reader stops its own stream. Raises
@@ -223,8 +217,9 @@ class Rpcs:
             self._observers(exchange.event(duration_s))
 
 
-def _of(usage: Usage) -> tuple[int, ...]:
-    return usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.reasoning_tokens
+def _ready(answer: Any) -> bytes:
+    """Streams of which copies are kept hand over bytes."""
+    return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
 
 def _texts(metadata: Any) -> dict[str, str]:

@@ -20,7 +20,6 @@ from tickertape.api.grpc.native.service import NATIVE, NativeService
 from tickertape.api.grpc.options import GrpcOptions, channel_arguments
 from tickertape.api.grpc.reflection import REFLECTION, REFLECTION_ALPHA, Reflection
 from tickertape.api.grpc.rpc import Method, Rpcs
-from tickertape.api.grpc.running import Running
 from tickertape.api.health import Readiness
 from tickertape.api.keys import Keys
 from tickertape.api.metrics import Metrics
@@ -59,19 +58,18 @@ class GrpcServer:
         chosen = GrpcOptions() if options is None else options
         shared = WireOptions() if wire is None else wire
         loaded = Plugins.none() if plugins is None else plugins
-        running = Running()
         rpcs = Rpcs(
             door=Door(Keys() if keys is None else keys, loaded.authenticators),
             metrics=metrics,
             observers=loaded.observers,
-            running=running,
+            running=service.running,
             options=chosen,
             clock=clock,
         )
         kserve = KServeService(service, readiness, version)
         fmaas = FmaasService(service)
         services: dict[str, Mapping[str, Method]] = {
-            NATIVE: NativeService(service, running, shared).methods(),
+            NATIVE: NativeService(service, shared).methods(),
             KSERVE: kserve.methods(),
             FMAAS: fmaas.methods(),
         }

@@ -19,6 +19,7 @@ from tickertape.api.generation import Generation
 from tickertape.api.openai.errors import error_event
 from tickertape.api.openai.heads import Head
 from tickertape.api.options import WireOptions
+from tickertape.api.running import Entry
 from tickertape.api.sse import SSE_DONE, EventStream
 from tickertape.core.errors import TickertapeError
 
@@ -58,12 +59,19 @@ class Answering:
     """Closing the generation is left to the caller; it may still run when an answer ends with an exception."""
 
     def __init__(
-        self, generation: Generation, request: Any, shape: Shape, exchange: Exchange, options: WireOptions
+        self,
+        generation: Generation,
+        request: Any,
+        shape: Shape,
+        exchange: Exchange,
+        entry: Entry,
+        options: WireOptions,
     ) -> None:
         self._generation = generation
         self._request = request
         self._shape = shape
         self._exchange = exchange
+        self._entry = entry
         self._options = options
 
     async def whole(self, asgi: Asgi, headers: dict[str, str]) -> None:
@@ -120,7 +128,9 @@ class Answering:
             yield error_event(public)
 
     def _head(self, kind: str) -> Head:
-        return Head.make(self._shape.id_prefix, kind, self._generation.model, time.time())
+        head = Head.make(self._shape.id_prefix, kind, self._generation.model, time.time())
+        self._entry.called(head.id)
+        return head
 
 
 async def _awaited(work: Awaitable[bytes]) -> bytes:

@@ -16,6 +16,7 @@ from tickertape.api.generation import Generation
 from tickertape.api.openai.answering import Answering, Asgi, Shape
 from tickertape.api.openai.requests import SharedRequest
 from tickertape.api.options import WireOptions
+from tickertape.api.running import Running
 from tickertape.core.errors import InvalidRequest
 
 __all__ = ["Endpoint", "Kind", "Parsed"]
@@ -41,11 +42,13 @@ class Kind(Shape, Protocol):
 
 class Endpoint:
     """An ASGI app. The client's going away cancels its request at any time: while its prompt is encoded, queued,
-    prefilling or decoding, streamed or not."""
+    prefilling or decoding, streamed or not. So does an abort through `running`: what has no status yet gets one of its
+    own, a stream ends with an error event."""
 
-    def __init__(self, kind: Kind, options: WireOptions) -> None:
+    def __init__(self, kind: Kind, options: WireOptions, running: Running) -> None:
         self._kind = kind
         self._options = options
+        self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind, options = self._kind, self._options
@@ -55,16 +58,18 @@ class Endpoint:
         parsed, ignored = kind.parse(body, lenient=options.lenient)
         exchange.model = parsed.model[:_MAX_NAME_CHARS]
         timeout_s = self._timeout_s(request.headers.get("x-request-timeout-ms"))
-        starting = kind.start(parsed, tenant=exchange.tenant, timeout_s=timeout_s)
-        generation = await while_connected(receive, starting)
-        try:
-            answering = Answering(generation, parsed, kind, exchange, options)
-            answer = answering.stream if parsed.stream else answering.whole
-            await answer(Asgi(scope, receive, send), {"x-tickertape-ignored": _listed(ignored)} if ignored else {})
-        finally:
-            await generation.aclose()
-            exchange.usage = generation.usage
-            exchange.ttft_s = generation.ttft_s
+        with self._running.entered(exchange.tenant, exchange.request_id) as entry:
+            starting = kind.start(parsed, tenant=exchange.tenant, timeout_s=timeout_s)
+            generation = await while_connected(receive, starting)
+            entry.started(generation)
+            try:
+                answering = Answering(generation, parsed, kind, exchange, entry, options)
+                answer = answering.stream if parsed.stream else answering.whole
+                await answer(Asgi(scope, receive, send), {"x-tickertape-ignored": _listed(ignored)} if ignored else {})
+            finally:
+                await generation.aclose()
+                exchange.usage = generation.usage
+                exchange.ttft_s = generation.ttft_s
 
     def _timeout_s(self, asked_ms: str | None) -> float | None:
         """The server's bound on waiting, or the client's if that is shorter."""

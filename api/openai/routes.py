@@ -139,8 +139,8 @@ def openai_routes(service: Service, models: Models, options: WireOptions) -> lis
     return [
         Route("/v1/models", list_models, methods=["GET"]),
         Route("/v1/models/{name:path}", get_model, methods=["GET"]),
-        Route("/v1/chat/completions", Endpoint(Chat(service, options), options), methods=["POST"]),
-        Route("/v1/completions", Endpoint(Completion(service), options), methods=["POST"]),
+        Route("/v1/chat/completions", Endpoint(Chat(service, options), options, service.running), methods=["POST"]),
+        Route("/v1/completions", Endpoint(Completion(service), options, service.running), methods=["POST"]),
     ]
 
 

@@ -13,6 +13,7 @@ from tickertape.core.errors import (
     EngineFault,
     InvalidRequest,
     Overloaded,
+    RequestAborted,
     RequestError,
     TickertapeError,
     Unavailable,
@@ -24,6 +25,8 @@ EXPECTED = {
     "InvalidApiKey": (401, "invalid_request_error", "invalid_api_key", "UNAUTHENTICATED"),
     "ModelNotFound": (404, "invalid_request_error", "model_not_found", "NOT_FOUND"),
     "RouteNotFound": (404, "invalid_request_error", "not_found", "UNIMPLEMENTED"),
+    "StreamNotFound": (404, "invalid_request_error", "stream_not_found", "NOT_FOUND"),
+    "RequestAborted": (409, "invalid_request_error", "aborted", "ABORTED"),
     "RequestTooLarge": (413, "invalid_request_error", "request_too_large", "RESOURCE_EXHAUSTED"),
     "UnsupportedMediaType": (415, "invalid_request_error", "unsupported_media_type", "INVALID_ARGUMENT"),
     "Overloaded": (429, "rate_limit_exceeded", "queue_full", "RESOURCE_EXHAUSTED"),
@@ -34,6 +37,9 @@ EXPECTED = {
     "RowError": (500, "server_error", "row_error", "INTERNAL"),
     "EngineDead": (500, "server_error", "engine_dead", "INTERNAL"),
     "StartupError": (500, "server_error", "StartupFailed", "INTERNAL"),
+    "OriginError": (500, "server_error", "FetchFailed", "INTERNAL"),
+    "OriginBusy": (500, "server_error", "TooManyRequests", "INTERNAL"),
+    "OriginChanged": (500, "server_error", "RevisionMoved", "INTERNAL"),
     "PluginError": (500, "server_error", "plugin_error", "INTERNAL"),
 }
 
@@ -67,7 +73,7 @@ def test_a_new_class_is_spelled_like_its_parent() -> None:
 def test_advice_on_retrying() -> None:
     assert retry_headers(InvalidRequest("x")) == {}
     assert retry_headers(EngineFault("x")) == {}
-    assert retry_headers(DeadlineExceeded("x")) == {"x-should-retry": "false"}
+    assert retry_headers(DeadlineExceeded("x")) == retry_headers(RequestAborted("x")) == {"x-should-retry": "false"}
     assert retry_headers(Overloaded("x")) == {"retry-after": "1", "retry-after-ms": "1000"}
     assert retry_headers(Unavailable("x", retry_after_s=0.25)) == {"retry-after": "1", "retry-after-ms": "250"}
     assert retry_headers(Overloaded("x", retry_after_s=7.5)) == {"retry-after": "8", "retry-after-ms": "7500"}

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from tickertape.key_file import read_keys
 from tickertape.pieces import wire_options
-from tickertape.settings import ModelChoice, Settings, SettingsError, load_settings
+from tickertape.model_choice import ModelChoice
+from tickertape.settings import Settings, SettingsError, load_settings
 
 
 @pytest.fixture(autouse=True)

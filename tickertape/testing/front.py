@@ -16,6 +16,7 @@ from tickertape.api.admission import Admission, AdmissionLimits
 from tickertape.api.app import build_app
 from tickertape.api.health import Readiness
 from tickertape.api.isolated_renders import IsolatedRenders
+from tickertape.api.kept_streams import ResumeLimits
 from tickertape.api.keys import Keys
 from tickertape.api.limits import CallLimits
 from tickertape.api.metrics import Metrics
@@ -149,6 +150,7 @@ async def front(
     options: WireOptions | None = None,
     api_keys: Sequence[str] = (),
     limits: CallLimits | None = None,
+    resume: ResumeLimits | None = None,
     admission: AdmissionLimits | None = None,
     capabilities: Capabilities | None = None,
     token_s: float = 0.0,
@@ -208,7 +210,14 @@ async def front(
     metrics = Metrics(lambda: {each.name: each.engine.stats() for each in models.list()})
     renders = RenderPool(max_waiting=4096)  # what waits is for the admission to bound
     service = Service(
-        models, Admission(admission), readiness, metrics, time.monotonic, PromptEncoder(renders, isolated), limits
+        models,
+        Admission(admission),
+        readiness,
+        metrics,
+        time.monotonic,
+        PromptEncoder(renders, isolated),
+        limits,
+        resume,
     )
     headers = {"content-type": "application/json"}
     if api_keys:
@@ -229,6 +238,7 @@ async def front(
             headers=headers,
         )
     finally:
+        await service.kept.close()
         await engine.stop(0.0)
         renders.close()
         checks.close()

@@ -110,6 +110,7 @@ class FmaasService:
         body = body_of(request.model_id, texts, request.params, stream=stream)
         parsed = self._kind.parse(body, lenient=False)
         generation = await self._kind.start(parsed.request, tenant=call.tenant, timeout_s=call.timeout_s)  # type: ignore[arg-type]
+        call.started(generation)
         options = request.params.response
         answers = [Answer(self.protocol, generation, n, options, text) for n, text in enumerate(texts)]
         return generation, answers

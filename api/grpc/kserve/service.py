@@ -154,7 +154,9 @@ class KServeService:
     async def _start(self, parsed: InferRequest, call: Call) -> Generation:
         body = self._kind.parse(parsed.body, lenient=False)
         bounds = [each for each in (call.timeout_s, parsed.timeout_s) if each is not None]
-        return await self._kind.start(body.request, tenant=call.tenant, timeout_s=min(bounds, default=None))  # type: ignore[arg-type]
+        generation = await self._kind.start(body.request, tenant=call.tenant, timeout_s=min(bounds, default=None))  # type: ignore[arg-type]
+        call.started(generation)
+        return generation
 
     async def _end(self, generation: Generation, call: Call, begun: float, *, ok: bool) -> None:
         await generation.aclose()

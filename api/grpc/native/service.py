@@ -7,7 +7,6 @@ from typing import Final
 from tickertape.api.grpc.native.bodies import chat_field, generate_field
 from tickertape.api.grpc.native.generating import ChatMethods, GenerateMethods
 from tickertape.api.grpc.rpc import Call, Method
-from tickertape.api.grpc.running import Running
 from tickertape.api.models import ServedModel
 from tickertape.api.openai.routes import Chat, Completion
 from tickertape.api.options import WireOptions
@@ -40,12 +39,11 @@ NATIVE: Final = "tickertape.v1.TokenStream"
 class NativeService:
     """Used on the front's loop only."""
 
-    def __init__(self, service: Service, running: Running, options: WireOptions) -> None:
+    def __init__(self, service: Service, options: WireOptions) -> None:
         self._service = service
         self._models = service.models
-        self._running = running
-        self._generate = GenerateMethods.over(Completion(service))
-        self._chat = ChatMethods(Chat(service, options), options)
+        self._generate = GenerateMethods.over(Completion(service), service.kept)
+        self._chat = ChatMethods(Chat(service, options), options, service.kept)
 
     def methods(self) -> dict[str, Method]:
         generate, chat, of = self._generate, self._chat, token_stream_pb2
@@ -91,7 +89,7 @@ class NativeService:
         return ListModelsResponse(models=[_described(model) for model in self._models.list()])
 
     async def abort(self, request: AbortRequest, call: Call) -> AbortResponse:
-        return AbortResponse(found=self._running.abort(call.tenant, request.request_id))
+        return AbortResponse(found=self._service.running.abort(call.tenant, request.request_id))
 
     async def get_load(self, request: GetLoadRequest, call: Call) -> GetLoadResponse:
         call.named(request.model)

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ChatRequest(_message.Message):
-    __slots__ = ("model", "messages", "sampling", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "thinking_token_budget", "include_reasoning", "add_generation_prompt", "continue_final_message", "echo", "chat_template_kwargs_json", "chat_template", "openai_json")
+    __slots__ = ("model", "messages", "sampling", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "thinking_token_budget", "include_reasoning", "add_generation_prompt", "continue_final_message", "echo", "chat_template_kwargs_json", "chat_template", "openai_json", "resumable", "resume_token", "received")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,9 @@ class ChatRequest(_message.Message):
     CHAT_TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_FIELD_NUMBER: _ClassVar[int]
     OPENAI_JSON_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     sampling: _sampling_pb2.Sampling
@@ -40,7 +43,10 @@ class ChatRequest(_message.Message):
     chat_template_kwargs_json: str
     chat_template: str
     openai_json: str
-    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., thinking_token_budget: _Optional[int] = ..., include_reasoning: _Optional[bool] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., echo: _Optional[bool] = ..., chat_template_kwargs_json: _Optional[str] = ..., chat_template: _Optional[str] = ..., openai_json: _Optional[str] = ...) -> None: ...
+    resumable: bool
+    resume_token: str
+    received: int
+    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., reasoning_effort: _Optional[str] = ..., thinking_token_budget: _Optional[int] = ..., include_reasoning: _Optional[bool] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., echo: _Optional[bool] = ..., chat_template_kwargs_json: _Optional[str] = ..., chat_template: _Optional[str] = ..., openai_json: _Optional[str] = ..., resumable: _Optional[bool] = ..., resume_token: _Optional[str] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning")
@@ -121,13 +127,17 @@ class ChatResponse(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[_Union[ChatChoice, _Mapping]]] = ..., usage: _Optional[_Union[_answer_pb2.Usage, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_answer_pb2.PromptLogprobs, _Mapping]] = ..., openai_json: _Optional[str] = ...) -> None: ...
 
 class ChatStreamResponse(_message.Message):
-    __slots__ = ("choices", "usage", "prompt_logprobs", "openai_json")
+    __slots__ = ("choices", "usage", "prompt_logprobs", "openai_json", "sequence", "resume_token")
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     OPENAI_JSON_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     choices: _containers.RepeatedCompositeFieldContainer[ChatChoice]
     usage: _answer_pb2.Usage
     prompt_logprobs: _answer_pb2.PromptLogprobs
     openai_json: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, choices: _Optional[_Iterable[_Union[ChatChoice, _Mapping]]] = ..., usage: _Optional[_Union[_answer_pb2.Usage, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_answer_pb2.PromptLogprobs, _Mapping]] = ..., openai_json: _Optional[_Iterable[str]] = ...) -> None: ...
+    sequence: int
+    resume_token: str
+    def __init__(self, choices: _Optional[_Iterable[_Union[ChatChoice, _Mapping]]] = ..., usage: _Optional[_Union[_answer_pb2.Usage, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_answer_pb2.PromptLogprobs, _Mapping]] = ..., openai_json: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., resume_token: _Optional[str] = ...) -> None: ...

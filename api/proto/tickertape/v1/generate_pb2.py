@@ -26,7 +26,7 @@ from tickertape.api.proto.tickertape.v1 import answer_pb2 as tickertape_dot_v1_d
 from tickertape.api.proto.tickertape.v1 import sampling_pb2 as tickertape_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctickertape/v1/generate.proto\x12\rtickertape.v1\x1a\x1atickertape/v1/answer.proto\x1a\x1ctickertape/v1/sampling.proto\"\xc7\x01\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x07prompts\x18\x02 \x03(\x0b\x32\x15.tickertape.v1.Prompt\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.tickertape.v1.Sampling\x12\x11\n\x04\x65\x63ho\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x42\x07\n\x05_echoB\x15\n\x13_add_special_tokens\"K\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x06tokens\x18\x02 \x01(\x0b\x32\x17.tickertape.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x96\x01\n\x0eGenerateChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.tickertape.v1.TokenLogprob\x12%\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x15.tickertape.v1.Finish\"\x9f\x01\n\x10GenerateResponse\x12.\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1d.tickertape.v1.GenerateChoice\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.tickertape.v1.Usage\x12\x36\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1d.tickertape.v1.PromptLogprobs\"\xa5\x01\n\x16GenerateStreamResponse\x12.\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1d.tickertape.v1.GenerateChoice\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.tickertape.v1.Usage\x12\x36\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1d.tickertape.v1.PromptLogprobsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctickertape/v1/generate.proto\x12\rtickertape.v1\x1a\x1atickertape/v1/answer.proto\x1a\x1ctickertape/v1/sampling.proto\"\x82\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x07prompts\x18\x02 \x03(\x0b\x32\x15.tickertape.v1.Prompt\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.tickertape.v1.Sampling\x12\x11\n\x04\x65\x63ho\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x11\n\tresumable\x18\x06 \x01(\x08\x12\x14\n\x0cresume_token\x18\x07 \x01(\t\x12\x10\n\x08received\x18\x08 \x01(\x04\x42\x07\n\x05_echoB\x15\n\x13_add_special_tokens\"K\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x06tokens\x18\x02 \x01(\x0b\x32\x17.tickertape.v1.TokenIdsH\x00\x42\x06\n\x04\x66orm\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\x96\x01\n\x0eGenerateChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.tickertape.v1.TokenLogprob\x12%\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x15.tickertape.v1.Finish\"\x9f\x01\n\x10GenerateResponse\x12.\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1d.tickertape.v1.GenerateChoice\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.tickertape.v1.Usage\x12\x36\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1d.tickertape.v1.PromptLogprobs\"\xcd\x01\n\x16GenerateStreamResponse\x12.\n\x07\x63hoices\x18\x01 \x03(\x0b\x32\x1d.tickertape.v1.GenerateChoice\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.tickertape.v1.Usage\x12\x36\n\x0fprompt_logprobs\x18\x03 \x03(\x0b\x32\x1d.tickertape.v1.PromptLogprobs\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12\x14\n\x0cresume_token\x18\x05 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,15 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tickertape.v1.generate_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GENERATEREQUEST']._serialized_start=106
-  _globals['_GENERATEREQUEST']._serialized_end=305
-  _globals['_PROMPT']._serialized_start=307
-  _globals['_PROMPT']._serialized_end=382
-  _globals['_TOKENIDS']._serialized_start=384
-  _globals['_TOKENIDS']._serialized_end=407
-  _globals['_GENERATECHOICE']._serialized_start=410
-  _globals['_GENERATECHOICE']._serialized_end=560
-  _globals['_GENERATERESPONSE']._serialized_start=563
-  _globals['_GENERATERESPONSE']._serialized_end=722
-  _globals['_GENERATESTREAMRESPONSE']._serialized_start=725
-  _globals['_GENERATESTREAMRESPONSE']._serialized_end=890
+  _globals['_GENERATEREQUEST']._serialized_end=364
+  _globals['_PROMPT']._serialized_start=366
+  _globals['_PROMPT']._serialized_end=441
+  _globals['_TOKENIDS']._serialized_start=443
+  _globals['_TOKENIDS']._serialized_end=466
+  _globals['_GENERATECHOICE']._serialized_start=469
+  _globals['_GENERATECHOICE']._serialized_end=619
+  _globals['_GENERATERESPONSE']._serialized_start=622
+  _globals['_GENERATERESPONSE']._serialized_end=781
+  _globals['_GENERATESTREAMRESPONSE']._serialized_start=784
+  _globals['_GENERATESTREAMRESPONSE']._serialized_end=989
 # @@protoc_insertion_point(module_scope)

@@ -9,18 +9,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "prompts", "sampling", "echo", "add_special_tokens")
+    __slots__ = ("model", "prompts", "sampling", "echo", "add_special_tokens", "resumable", "resume_token", "received")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RESUMABLE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     model: str
     prompts: _containers.RepeatedCompositeFieldContainer[Prompt]
     sampling: _sampling_pb2.Sampling
     echo: bool
     add_special_tokens: bool
-    def __init__(self, model: _Optional[str] = ..., prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., echo: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
+    resumable: bool
+    resume_token: str
+    received: int
+    def __init__(self, model: _Optional[str] = ..., prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., echo: _Optional[bool] = ..., add_special_tokens: _Optional[bool] = ..., resumable: _Optional[bool] = ..., resume_token: _Optional[str] = ..., received: _Optional[int] = ...) -> None: ...
 
 class Prompt(_message.Message):
     __slots__ = ("text", "tokens")
@@ -61,11 +67,15 @@ class GenerateResponse(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[_Union[GenerateChoice, _Mapping]]] = ..., usage: _Optional[_Union[_answer_pb2.Usage, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_answer_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...
 
 class GenerateStreamResponse(_message.Message):
-    __slots__ = ("choices", "usage", "prompt_logprobs")
+    __slots__ = ("choices", "usage", "prompt_logprobs", "sequence", "resume_token")
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
     choices: _containers.RepeatedCompositeFieldContainer[GenerateChoice]
     usage: _answer_pb2.Usage
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_answer_pb2.PromptLogprobs]
-    def __init__(self, choices: _Optional[_Iterable[_Union[GenerateChoice, _Mapping]]] = ..., usage: _Optional[_Union[_answer_pb2.Usage, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_answer_pb2.PromptLogprobs, _Mapping]]] = ...) -> None: ...
+    sequence: int
+    resume_token: str
+    def __init__(self, choices: _Optional[_Iterable[_Union[GenerateChoice, _Mapping]]] = ..., usage: _Optional[_Union[_answer_pb2.Usage, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_answer_pb2.PromptLogprobs, _Mapping]]] = ..., sequence: _Optional[int] = ..., resume_token: _Optional[str] = ...) -> None: ...

@@ -158,7 +158,7 @@ class TokenStreamServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Ends a request of the caller's; it gets ABORTED.
+        """Ends a request of the caller's, over gRPC or HTTP, wherever it is; it gets ABORTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
