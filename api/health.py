@@ -30,11 +30,15 @@ class Readiness:
         self.reason = "Loading"
         self.progress = _NOTHING
 
-    def set_state(self, state: State, reason: str = "", progress: Mapping[str, Any] | None = None) -> None:
+    def set_state(
+        self, state: State, reason: str = "", progress: Mapping[str, Any] | None = None, *, beats: bool = True
+    ) -> None:
+        """Counts as a beat unless the caller knows that the work has not got on."""
         self.state = state
         self.reason = reason or state.capitalize()
         self.progress = _NOTHING if progress is None else MappingProxyType(dict(progress))
-        self.beat()
+        if beats:
+            self.beat()
         if self._changed is not None:
             changed, self._changed = self._changed, None
             changed.set_result(None)

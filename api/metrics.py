@@ -17,6 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from tickertape.api.error_table import OUTCOMES
+from tickertape.api.warmup import NAMES as WARMUP_NAMES
+from tickertape.api.warmup import Warmup
 from tickertape.core.ports import EngineStats
 from tickertape.plugins.manager import Plugins
 from tickertape.plugins.records import PluginState
@@ -39,6 +41,7 @@ NAMES: Final[Mapping[str, str]] = MappingProxyType(
         "tickertape_requests_total": "Requests by outcome.",
         "tickertape_plugins": "Plugins by state: loaded, failed, blocked.",
         "tickertape_plugin_faults_total": "Failures of plugins after they had loaded.",
+        **WARMUP_NAMES,
     }
 )
 
@@ -56,10 +59,10 @@ class Metrics:
     """A registry of its own, so that several servers can live in one process.
 
     `stats` answers how each served model's engine stands, at the time of a scrape. Models named by `declare` are there
-    with zeros before they are loaded.
+    with zeros before they are loaded. `warmup` shows how these come up.
     """
 
-    def __init__(self, stats: StatsByModel) -> None:
+    def __init__(self, stats: StatsByModel, warmup: Warmup | None = None) -> None:
         self.registry = CollectorRegistry()
         self._declared: set[str] = set()
         self._failed: set[str] = set()
@@ -72,6 +75,7 @@ class Metrics:
         self._requests = self._counter("tickertape_requests_total", "outcome")
         self._touch(_NO_MODEL)
         self.registry.register(_Gauges(stats, self._declared))
+        self.registry.register(Warmup() if warmup is None else warmup)
 
     def watch(self, plugins: Plugins) -> None:
         """Shows how the plugins of this process fare. Once."""

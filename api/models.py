@@ -61,6 +61,15 @@ class Models:
     def __init__(self, readiness: Readiness) -> None:
         self._readiness = readiness
         self._by_name: dict[str, ServedModel] = {}
+        self._expected: set[str] = set()
+
+    def expect(self, name: str) -> None:
+        """A model of this name will be served."""
+        self._expected.add(name)
+
+    def known(self, name: str) -> bool:
+        """Whether it is served, or will be."""
+        return name in self._by_name or name in self._expected
 
     def add(self, model: ServedModel) -> None:
         """Raises ValueError when the name is taken."""

@@ -53,10 +53,14 @@ class Failure(Struct, frozen=True):
 
 
 class Configure(Struct, frozen=True, tag="configure", kw_only=True):
-    """The first message to a worker: everything it needs. `plugins` are the settings of the plugin manager."""
+    """The first message to a worker: everything it needs. `plugins` are the settings of the plugin manager, `store` is
+    the directory of the node's store ("": none). When not `complete`, the weights lie in a staging directory and are
+    still being fetched."""
 
     epoch: int
     spec: ModelSpec
+    complete: bool = True
+    store: str = ""
     backend: str
     options: BackendOptions
     limits: Limits

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,7 +15,7 @@ from tickertape.core.backend import Backend, load_factory
 from tickertape.core.engine import paged_loop
 from tickertape.core.errors import PluginError, StartupError, TickertapeError
 from tickertape.core.loop import EngineLoop
-from tickertape.core.memory import MemoryPlan
+from tickertape.core.memory import Limits, MemoryPlan
 from tickertape.core.messages import Configure
 from tickertape.core.ports import Engine, EngineStats, ModelRunner, Progress
 from tickertape.core.request import Request, SamplingParams, pack_tokens
@@ -24,10 +25,15 @@ from tickertape.grammar.vocabulary import model_vocabulary
 from tickertape.plugins.events import StepEvent
 from tickertape.plugins.manager import Plugins
 from tickertape.weights.mapping import MappedWeights
+from tickertape.weights.prefault import prefault
+from tickertape.weights.turns import turns_of
 
 __all__ = ["PagedParts", "Report", "build_loop", "find_backend", "make", "start_engine"]
 
 Report = Callable[[Progress], None]
+
+_WARM_TOKENS_ON_CPU: Final = 128
+"""There no kernel is made for a shape, and a prompt of a thousand tokens takes seconds."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,12 +64,48 @@ def make(backend: Backend, configure: Configure) -> Any:
 
 
 def build_loop(backend: Backend, configure: Configure, report: Report, plugins: Plugins) -> PagedParts:
-    """Makes the runner, promises its memory, loads its weights, allocates the KV cache, computes one step. Raises
-    StartupError."""
+    """Makes the runner, promises its memory, loads its weights, allocates the KV cache, computes a step of the largest
+    shapes. Raises StartupError.
+
+    All of it in a turn of the node's, so that of many that start at once the first is ready as soon as if it were
+    alone. Weights that are still being fetched are loaded without one, as they come: that takes as long as the fetch.
+    """
     if lacking := backend.capabilities.lacking():
         _log.info("backend %s serves %s without %s", backend.name, configure.spec.name, ", ".join(lacking))
-    grammars = _grammars(configure, plugins) if backend.capabilities.masks else None
-    runner: ModelRunner = make(backend, configure)
+    turns = turns_of(Path(configure.store), configure.options.device, os.cpu_count() or 1) if configure.store else None
+    with ExitStack() as turn:
+        if turns is not None and configure.complete:
+            turn.enter_context(turns.taken(report))
+        grammars = _grammars(configure, plugins) if backend.capabilities.masks else None
+        runner: ModelRunner = make(backend, configure)
+        plan, kv_cache_bytes = _plan(backend, configure, runner)
+        with _blamed(backend.name, "load"):
+            weights = _load(runner, configure, report)
+        with _blamed(backend.name, "allocate"):
+            loop, plan, num_blocks = paged_loop(
+                runner,
+                configure.limits,
+                backend.capabilities,
+                num_blocks=configure.num_blocks,
+                kv_cache_bytes=kv_cache_bytes,
+                policy=configure.policy,
+                grammars=grammars,
+                processors=plugins.processors,
+                on_step=_teller(configure.spec.name, plugins),
+            )
+        if turns is not None and not configure.complete:
+            turn.enter_context(turns.taken(report))
+        report(Progress("warm", 0, 1, "steps"))
+        with _blamed(backend.name, "warm up"):
+            _warm(loop, configure.limits, on_cpu=configure.options.device == "cpu")
+        if grammars is not None and (reason := grammars.ready()):
+            _log.warning("%s cannot follow grammars: %s", configure.spec.name, reason)
+        report(Progress("warm", 1, 1, "steps"))
+    return PagedParts(loop, plan, num_blocks, weights)
+
+
+def _plan(backend: Backend, configure: Configure, runner: ModelRunner) -> tuple[MemoryPlan, int | None]:
+    """The runner's plan, and the bytes of the KV cache where no number of blocks is given."""
     with _blamed(backend.name, "plan"):
         plan = runner.plan(configure.limits)
     _log.info(
@@ -78,29 +120,24 @@ def build_loop(backend: Backend, configure: Configure, report: Report, plugins: 
     kv_cache_bytes = configure.kv_cache_bytes
     if configure.num_blocks is None and kv_cache_bytes is None:
         kv_cache_bytes = _share_of_free_memory(configure, plan)
-    with _blamed(backend.name, "load"):
-        weights = MappedWeights(Path(configure.spec.path))
-        for progress in runner.load(weights):
-            report(progress)
-    with _blamed(backend.name, "allocate"):
-        loop, plan, num_blocks = paged_loop(
-            runner,
-            configure.limits,
-            backend.capabilities,
-            num_blocks=configure.num_blocks,
-            kv_cache_bytes=kv_cache_bytes,
-            policy=configure.policy,
-            grammars=grammars,
-            processors=plugins.processors,
-            on_step=_teller(configure.spec.name, plugins),
-        )
-    report(Progress("warm", 0, 1, "steps"))
-    with _blamed(backend.name, "warm up"):
-        _warm(loop)
-    if grammars is not None and (reason := grammars.ready()):
-        _log.warning("%s cannot follow grammars: %s", configure.spec.name, reason)
-    report(Progress("warm", 1, 1, "steps"))
-    return PagedParts(loop, plan, num_blocks, weights)
+    return plan, kv_cache_bytes
+
+
+def _load(runner: ModelRunner, configure: Configure, report: Report) -> MappedWeights:
+    loaded = Progress("load", 0, 0)
+
+    def wait(file: str, _: float) -> None:
+        report(Progress("load", loaded.done, loaded.total, loaded.unit, detail=f"{file} is still to come"))
+
+    directory = Path(configure.spec.path)
+    if configure.complete:
+        weights = MappedWeights(directory)
+        prefault(weights.mappings, free_memory().num_bytes, report)
+    else:
+        weights = MappedWeights(directory, wait)
+    for loaded in runner.load(weights):
+        report(loaded)
+    return weights
 
 
 def _grammars(configure: Configure, plugins: Plugins) -> MatcherCompiler:
@@ -150,10 +187,19 @@ def _teller(model: str, plugins: Plugins) -> Callable[[float, EngineStats], None
     return lambda duration_s, stats: observers(StepEvent(model=model, duration_s=duration_s, stats=stats))
 
 
-def _warm(loop: EngineLoop) -> None:
-    """One request through the whole engine, so that the first client does not pay for lazy set-up."""
-    sampling = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
-    loop.submit(Request(id=0, prompt=pack_tokens([0]), num_prompt_tokens=1, sampling=sampling))
+def _warm(loop: EngineLoop, limits: Limits, *, on_cpu: bool) -> None:
+    """Steps of the largest shapes through the whole engine, as far as the blocks last, so that no client pays for lazy
+    set-up: as many rows as there may be, and beside them a long prompt."""
+    capacity = loop.stats().kv_capacity_tokens
+    num_rows = max(1, min(limits.max_num_seqs, capacity // limits.block_tokens))
+    num_tokens = min(limits.max_batch_tokens, limits.max_model_len - 1, capacity - num_rows * limits.block_tokens)
+    if on_cpu:
+        num_tokens = min(num_tokens, _WARM_TOKENS_ON_CPU)
+    for number in range(num_rows):  # two tokens each: the second is a step of decoding
+        length = max(1, num_tokens) if number == num_rows - 1 else 1
+        sampling = SamplingParams(max_tokens=2 if limits.max_model_len > length + 1 else 1, seed=0, temperature=0.0)
+        prompt = pack_tokens([0] * length)
+        loop.submit(Request(id=number, prompt=prompt, num_prompt_tokens=length, sampling=sampling))
     while loop.has_work():
         for _, error in loop.step().failures:
             raise error

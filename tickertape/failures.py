@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from pathlib import Path
 
 from tickertape.core.errors import PluginError, StartupError, TickertapeError
 
-__all__ = ["complain", "first_of", "reason_of"]
+__all__ = ["complain", "first_of", "note_termination", "reason_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,11 +29,20 @@ def reason_of(error: BaseException) -> str:
     return "PluginFailed" if isinstance(error, PluginError) else "WorkerFailed"
 
 
-def complain(error: BaseException) -> None:
-    """One line for a person. What is not of the error tree is a bug of ours, and is logged whole."""
+def complain(error: BaseException, termination_log: Path | None = None) -> None:
+    """One line for a person, and with its reason for whoever looks after the container. What is not of the error tree
+    is a bug of ours, and is logged whole."""
     if isinstance(error, TickertapeError):
         text = error.message
     else:
         _log.error("the server failed", exc_info=error)
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     print(f"tickertape: {text}", file=sys.stderr, flush=True)
+    note_termination(termination_log, f"{reason_of(error)}: {text}")
+
+
+def note_termination(termination_log: Path | None, line: str) -> None:
+    """Never fails: the line was said elsewhere too."""
+    if termination_log is not None:
+        with suppress(OSError):
+            termination_log.write_text(f"{line}\n")

@@ -21,6 +21,8 @@ from tickertape.core.ports import Progress
 from tickertape.link import Link, LinkError
 from tickertape.logs import configure_logs
 from tickertape.plugins.manager import Plugins
+from tickertape.pulse import Pulse
+from tickertape.weights.ledger import Ledger
 from tickertape.weights.materialize import materialize
 from tickertape.weights.store import Store
 
@@ -59,25 +61,28 @@ def main(fd: int) -> int:
 
 
 def _fetch(fetch: Fetch, link: Link[ToFetcher], finishing: threading.Event) -> None:
-    def report(progress: Progress) -> None:
+    def send(progress: Progress) -> None:
         link.send(Loading(0, progress))
 
+    ledger = Ledger()
     plugins = Plugins.load(**fetch.plugins, process="fetcher")
     try:
         store = Store(Path(fetch.store))
-        for number, (name, model) in enumerate(fetch.models, 1):
-            spec = materialize(
-                model,
-                store=store,
-                sources=plugins.sources,
-                report=report,
-                name=name,
-                dtype=fetch.dtype,
-                reads_itself=lambda directory: _read_by_plugin(directory, plugins),
-            )
-            if number == len(fetch.models):
-                finishing.set()  # the front hangs up when it has the last one
-            link.send(Resolved(spec))
+        with Pulse(send, figures=ledger.counts, tell=link.send) as pulse:
+            for number, (name, model) in enumerate(fetch.models, 1):
+                spec = materialize(
+                    model,
+                    store=store,
+                    sources=plugins.sources,
+                    report=pulse.report,
+                    name=name,
+                    dtype=fetch.dtype,
+                    reads_itself=lambda directory: _read_by_plugin(directory, plugins),
+                )
+                pulse.flush()
+                if number == len(fetch.models):
+                    finishing.set()  # the front hangs up when it has the last one
+                link.send(Resolved(spec))
     finally:
         plugins.shutdown()
 

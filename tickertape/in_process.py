@@ -8,13 +8,14 @@ from contextlib import suppress
 from threading import Thread
 from typing import Final, TypeVar
 
-from tickertape.core.backend import Backend
+from tickertape.core.backend import Backend, ModelSpec
 from tickertape.core.engine import PagedEngine
 from tickertape.core.errors import EngineDead, TickertapeError
 from tickertape.core.messages import Configure, Ready
 from tickertape.core.ports import Engine, Progress
-from tickertape.engine_room import build_loop, find_backend, start_engine
+from tickertape.engine_room import PagedParts, build_loop, find_backend, start_engine
 from tickertape.plugins.manager import Plugins
+from tickertape.pulse import Pulse
 from tickertape.supervisor import Watcher
 
 __all__ = ["InProcess"]
@@ -38,6 +39,9 @@ class InProcess:
         """From `Watcher.ready` on."""
         assert self._engine is not None
         return self._engine
+
+    def update(self, spec: ModelSpec, *, complete: bool) -> None:
+        """There is one life only: it goes on with what it began with."""
 
     async def run(self) -> None:
         """Until cancelled. Raises StartupError when the engine cannot start, EngineDead when it dies."""
@@ -65,11 +69,15 @@ class InProcess:
     async def _paged_engine(self, backend: Backend) -> tuple[Engine, tuple[int, ...]]:
         loop = asyncio.get_running_loop()
 
-        def report(progress: Progress) -> None:
+        def send(progress: Progress) -> None:
             with suppress(RuntimeError):  # the server stopped meanwhile, and its loop is closed
                 loop.call_soon_threadsafe(self._watcher.loading, self._configure.spec.name, progress)
 
-        parts = await _on_daemon_thread(lambda: build_loop(backend, self._configure, report, self._plugins))
+        def build() -> PagedParts:
+            with Pulse(send) as pulse:
+                return build_loop(backend, self._configure, pulse.report, self._plugins)
+
+        parts = await _on_daemon_thread(build)
         engine = PagedEngine(parts.loop, parts.plan)
         await engine.start()
         return engine, parts.num_blocks

@@ -107,6 +107,7 @@ def configure_message(settings: Settings, spec: ModelSpec, backend: Backend, *, 
     return Configure(
         epoch=0,
         spec=spec,
+        store=str(settings.store),
         backend=backend.name,
         options=BackendOptions(
             dtype=settings.dtype,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TextIO
 
@@ -11,6 +12,8 @@ from tickertape.core.ports import Progress
 __all__ = ["Meter", "ProgressBars", "ProgressLog", "ProgressView"]
 
 _LINE_EVERY_S: Final = 5.0
+_MARK_S: Final = 0.5
+_WINDOW_S: Final = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -23,29 +26,36 @@ class ProgressView(Protocol):
 
 
 class Meter:
-    """Rate and time left of the stage that is going on."""
+    """Rate and time left of the stage that is going on, by what the last seconds brought: a start that was slow, or a
+    pause, does not count for ever."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._stage = ""
-        self._began = 0.0
-        self._done_before = 0
+        self._marks: deque[tuple[float, int]] = deque()  # (time, done), at least _MARK_S apart
 
     def measure(self, progress: Progress) -> Mapping[str, Any]:
         """What /readyz and /startupz show of it."""
-        now = self._clock()
-        if progress.stage != self._stage or progress.done < self._done_before:
-            self._stage, self._began, self._done_before = progress.stage, now, progress.done
-        elapsed_s = now - self._began
-        rate = (progress.done - self._done_before) / elapsed_s if elapsed_s > 0 else 0.0
-        eta_s = round((progress.total - progress.done) / rate, 1) if rate > 0 else None
+        now, done = self._clock(), progress.done
+        if progress.stage != self._stage or (self._marks and done < self._marks[-1][1]):
+            self._stage = progress.stage
+            self._marks.clear()
+        if not self._marks or now - self._marks[-1][0] >= _MARK_S:
+            self._marks.append((now, done))
+        while len(self._marks) > 2 and now - self._marks[1][0] >= _WINDOW_S:
+            self._marks.popleft()
+        since, before = self._marks[0]
+        rate = (done - before) / (now - since) if now > since else 0.0
+        left = progress.total - done
         return {
             "stage": progress.stage,
-            "done": progress.done,
+            "done": done,
             "total": progress.total,
             "unit": progress.unit,
             "rate": round(rate, 1),
-            "eta_s": eta_s,
+            "eta_s": round(left / rate, 1) if rate > 0 and left >= 0 and now - since >= _MARK_S else None,
+            "source": progress.source,
+            "detail": progress.detail,
         }
 
 
@@ -105,7 +115,13 @@ class ProgressBars:
 
 
 def amount(progress: Progress) -> str:
-    """Done and total, for people."""
+    """Done and total, for people; where it comes from, and what else there is to say."""
     if progress.unit != "bytes":
-        return f"{progress.done}/{progress.total} {progress.unit}"
-    return f"{progress.done / (1 << 20):.1f}/{progress.total / (1 << 20):.1f} MiB"
+        text = (
+            f"{progress.done}/{progress.total} {progress.unit}"
+            if progress.total
+            else f"{progress.done} {progress.unit}"
+        )
+    else:
+        text = f"{progress.done / (1 << 20):.1f}/{progress.total / (1 << 20):.1f} MiB"
+    return text + (f" from {progress.source}" if progress.source else "") + (progress.detail and f", {progress.detail}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -17,40 +18,36 @@ from msgspec.structs import replace
 
 from tickertape.api.admission import Admission
 from tickertape.api.app import build_app
-from tickertape.api.generation_defaults import GenerationDefaults
 from tickertape.api.health import Readiness
 from tickertape.api.isolated_renders import IsolatedRenders
 from tickertape.api.keys import Keys
 from tickertape.api.metrics import Metrics
-from tickertape.api.model_tokenizer import ModelTokenizer
 from tickertape.api.models import Models, ServedModel
-from tickertape.api.output_format import OutputFormat
 from tickertape.api.prompts import PromptEncoder
 from tickertape.api.render_pool import RenderPool
 from tickertape.api.service import Service
-from tickertape.api.templates import ChatTemplate
-from tickertape.api.tokenizer import read_tokenizer
+from tickertape.api.warmup import Warmup
 from tickertape.api.watchdog import Watchdog
-from tickertape.boot import WORKER, Boot
+from tickertape.boot import FETCHER, WORKER, Boot
 from tickertape.children import Child
 from tickertape.core.backend import Backend, ModelSpec
 from tickertape.core.errors import StartupError, TickertapeError
-from tickertape.core.messages import Configure, Fetch, Ready
+from tickertape.core.messages import Configure, Fetch, Ready, Resolved, WarmupCounts
 from tickertape.core.ports import Engine, EngineStats, Progress
 from tickertape.entrance import Entrance
 from tickertape.failures import complain, first_of, reason_of
-from tickertape.fetching import fetch_models
+from tickertape.fetching import Fetching
 from tickertape.grammar.checker import CheckThreads, MatcherChecker
 from tickertape.grpc_front import GrpcFront
 from tickertape.hints import hints, url_of
 from tickertape.logs import configure_logs
+from tickertape.model_text import ModelText, read_text
 from tickertape.pieces import (
     admission_limits,
     call_limits,
     configure_message,
     fetch_message,
     fingerprint,
-    generation_defaults,
     plugin_settings,
     resume_limits,
     wire_options,
@@ -62,11 +59,14 @@ from tickertape.settings import Settings
 from tickertape.standing import Standing
 from tickertape.stop_signals import StopSignals
 from tickertape.supervisor import Supervisor
+from tickertape.weights.holds import Holds
+from tickertape.weights.spec import served_name
 
 __all__ = ["run"]
 
 _FAILED: Final = 1
 _MIN_RENDERS: Final = 1024
+_TOUCH_S: Final = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -87,23 +87,17 @@ class Host(Protocol):
 
     @property
     def engine(self) -> Engine: ...
+    def update(self, spec: ModelSpec, *, complete: bool) -> None: ...
     async def run(self) -> None: ...
     async def stop(self, grace_s: float) -> None: ...
 
 
-class _Text(NamedTuple):
-    tokenizer: ModelTokenizer
-    template: ChatTemplate | None
-    output: OutputFormat
-    defaults: GenerationDefaults
-
-
 class _Hosted(NamedTuple):
-    """A model whose files are there, with what will run it."""
+    """A model whose files are there, or enough of them, with what will run it."""
 
     configure: Configure
     backend: Backend
-    text: _Text
+    text: ModelText
     host: Host
 
 
@@ -115,12 +109,19 @@ class Front:
         self._settings = settings
         self._boot = boot
         self._fetch: Fetch = fetch_message(settings)
+        self._resolved: dict[int, Resolved] = {}  # by the model's place among those asked for
+        self._arriving: asyncio.Queue[int] = asyncio.Queue()
         self._hosted: dict[str, _Hosted] = {}
         self._readiness = Readiness(clock)
         self._models = Models(self._readiness)
         view = ProgressBars(sys.stderr) if sys.stderr.isatty() else ProgressLog(clock)
-        self._standing = Standing(self._readiness, view, len(self._fetch.models))
-        self._metrics = Metrics(self._stats)
+        names = [name or served_name(model or "demo model") for name, model in self._fetch.models]
+        warmup = Warmup()
+        self._standing = Standing(
+            self._readiness, view, names, warmup, fetch_patience_s=settings.fetch_patience_s, clock=clock
+        )
+        self._holds = Holds(settings.store)
+        self._metrics = Metrics(self._stats, warmup)
         # Wide enough that the admission bounds what waits, not the line before the tokenizer.
         self._renders = RenderPool(max_waiting=max(settings.max_waiting, _MIN_RENDERS))
         self._checks = CheckThreads()
@@ -158,7 +159,7 @@ class Front:
                 watchdog=self._watchdog,
             )
         except StartupError as error:
-            complain(error)
+            complain(error, self._settings.chosen_termination_log)
             return _FAILED
         http = entrance.server(app, adopt=self._boot.stop_responding())
         serving = asyncio.create_task(http.serve([self._boot.listener]))
@@ -184,6 +185,22 @@ class Front:
             await asyncio.to_thread(self._plugins.shutdown)
         serving.result()
         return status
+
+    def fetching(self, number: int, progress: Progress) -> None:
+        self._standing.fetching(number, progress)
+
+    def resolved(self, number: int, resolved: Resolved) -> None:
+        spec = replace(resolved.spec, trust_remote_code=self._settings.trust_remote_code)
+        path = Path(spec.path)
+        if path.parent == self._settings.store / "snapshots":
+            self._holds.keep_used(path.name)  # before the fetcher goes, which held it until now
+        self._models.expect(spec.name)
+        self._standing.resolved(number, spec.name, complete=resolved.complete)
+        self._resolved[number] = Resolved(spec, resolved.complete)
+        self._arriving.put_nowait(number)
+
+    def counted(self, counts: WarmupCounts) -> None:
+        self._standing.counted(counts)
 
     def loading(self, name: str, progress: Progress) -> None:
         self._standing.loading(name, progress)
@@ -234,34 +251,57 @@ class Front:
         """Starts gRPC, fetches the models and runs each. Does not end but by an error, or by being cancelled."""
         plugins = await loading
         workers = list(self._boot.workers)
-        names: set[str] = set()
+        start = partial(self._boot.start_child, FETCHER)
+        fetching = Fetching(self._fetch, self, start, first=self._boot.fetcher)
+        begun: dict[int, str] = {}
         try:
-            async with (
-                asyncio.TaskGroup() as group,
-                aclosing(fetch_models(self._boot.fetcher, self._fetch, self.loading)) as specs,
-            ):
+            async with asyncio.TaskGroup() as group:
                 if grpc is not None:
                     starting = grpc.start(
                         self._service, self._readiness, self._metrics, keys=keys, plugins=self._plugins
                     )
                     group.create_task(starting)
-                async for spec in specs:
-                    if spec.name in names:
+                group.create_task(fetching.run())
+                group.create_task(self._keep_holding())
+                while True:
+                    number = await self._arriving.get()
+                    spec, complete = self._resolved[number].spec, self._resolved[number].complete
+                    if number in begun:
+                        if (hosted := self._hosted.get(spec.name)) is not None:
+                            hosted.host.update(spec, complete=complete)
+                    elif spec.name in begun.values():
                         raise StartupError(f"two models are named {spec.name!r}; use NAME=MODEL", code="NameTaken")
-                    names.add(spec.name)
-                    group.create_task(self._host(spec, plugins, workers.pop(0) if workers else None))
+                    else:
+                        begun[number] = spec.name
+                        group.create_task(self._host(number, plugins, workers.pop(0) if workers else None))
         except BaseExceptionGroup as errors:
             raise first_of(errors) from errors
 
-    async def _host(self, spec: ModelSpec, plugins: Plugins, worker: Child | None) -> None:
-        spec = replace(spec, trust_remote_code=self._settings.trust_remote_code)
-        backend = plugins.choose(spec, self._settings.backend)
-        configure = configure_message(self._settings, spec, backend, num_models=len(self._fetch.models))
-        text = await asyncio.to_thread(_read_text, Path(spec.path), plugins, self._settings)
+    async def _host(self, number: int, plugins: Plugins, worker: Child | None) -> None:
+        resolved = self._resolved[number]
+        backend = plugins.choose(resolved.spec, self._settings.backend)
+        configure = configure_message(self._settings, resolved.spec, backend, num_models=len(self._fetch.models))
+        text = await self._read_text(number, plugins)
+        resolved = self._resolved[number]  # more of it may have come meanwhile
+        configure = replace(configure, spec=resolved.spec, complete=resolved.complete)
         host = self._make_host(configure, worker)
-        self._hosted[spec.name] = _Hosted(configure, backend, text, host)
-        self._metrics.declare(spec.name)
+        self._hosted[configure.spec.name] = _Hosted(configure, backend, text, host)
+        self._metrics.declare(configure.spec.name)
         await host.run()
+
+    async def _read_text(self, number: int, plugins: Plugins) -> ModelText:
+        while True:
+            resolved = self._resolved[number]
+            try:
+                return await asyncio.to_thread(read_text, Path(resolved.spec.path), plugins, self._settings)
+            except (StartupError, OSError):
+                if self._resolved[number] is resolved:  # else it was moved under us
+                    raise
+
+    async def _keep_holding(self) -> None:
+        while True:
+            await asyncio.sleep(_TOUCH_S)
+            self._holds.touch()
 
     def _make_host(self, configure: Configure, worker: Child | None) -> Host:
         if self._settings.in_process:
@@ -282,9 +322,10 @@ class Front:
         error = hosting.exception()
         assert error is not None
         self._standing.failed(reason_of(error))
-        complain(error)
+        complain(error, self._settings.chosen_termination_log)
+        linger_s = self._settings.startup_linger_s
         with suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(asked), self._settings.startup_linger_s)
+            await asyncio.wait_for(asyncio.shield(asked), None if math.isinf(linger_s) else linger_s)
         await self._stop_hosts()
         return _FAILED
 
@@ -302,19 +343,3 @@ class Front:
         name, hosted = next(iter(self._hosted.items()))
         text = hints(url, name, chat=hosted.text.template is not None, key=key)
         print(f"\ntickertape serves {', '.join(self._hosted)} on {url}. Try:\n\n{text}\n", file=sys.stderr, flush=True)
-
-
-def _read_text(directory: Path, plugins: Plugins, settings: Settings) -> _Text:
-    tokenizer = read_tokenizer(directory, plugins.tokenizers)
-    if settings.chat_template is None:
-        template = ChatTemplate.from_directory(directory)
-    else:
-        template = ChatTemplate.from_file(settings.chat_template, model_directory=directory)
-    output = OutputFormat.of(
-        plugins.parsers.values(),
-        template,
-        tokenizer,
-        reasoning=settings.reasoning_parser,
-        tools=settings.tool_parser,
-    )
-    return _Text(tokenizer, template, output, generation_defaults(settings, directory))

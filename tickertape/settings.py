@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -27,11 +26,13 @@ from pydantic_settings import (
 
 from tickertape.key_values import key_values
 from tickertape.model_choice import ModelChoice
+from tickertape.setting_faults import worded
 
 __all__ = ["ENV_PREFIX", "Settings", "SettingsError", "load_settings"]
 
 ENV_PREFIX = "TICKERTAPE_"
 
+_LAST_WORDS = Path("/dev/termination-log")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:\d+)?")  # as browsers spell it, in lower case
 _PEER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")
@@ -232,7 +233,11 @@ class Settings(BaseSettings):
     )
     grace_s: float = setting(30.0, "Seconds running streams get to finish after SIGTERM.", "Process", ge=0)
     startup_linger_s: float = setting(
-        2.0, "Seconds /readyz shows why the server could not start or go on before it exits.", "Process", ge=0
+        2.0, "Seconds /readyz shows why the server could not start or go on before it exits; inf: until it is stopped.",
+        "Process", ge=0,
+    )  # fmt: skip
+    termination_log: Path | None = setting(
+        None, "File to write that reason to. [default: /dev/termination-log in Kubernetes, else none]", "Process"
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least level that is logged.", "Process")
     config: Path | None = setting(None, "TOML file of settings, its keys are these flags with _ for -.", "Process")
@@ -267,7 +272,9 @@ class Settings(BaseSettings):
     def _table(cls, value: Any) -> Any:
         return key_values(value)
 
-    @field_validator("store", "plugins_dir", "chat_template", "api_keys", "tls_cert", "tls_key", "tls_client_ca")
+    @field_validator(
+        "store", "plugins_dir", "chat_template", "api_keys", "tls_cert", "tls_key", "tls_client_ca", "termination_log"
+    )
     @classmethod
     def _expand(cls, value: Path | None) -> Path | None:
         return value.expanduser().absolute() if value is not None else None
@@ -335,6 +342,13 @@ class Settings(BaseSettings):
             return self.grpc_port
         return self.port + 1 if 0 < self.port < 65535 else 0
 
+    @property
+    def chosen_termination_log(self) -> Path | None:
+        """Kubernetes shows what stands in its file as the container's last state."""
+        if self.termination_log is None and "KUBERNETES_SERVICE_HOST" in os.environ and _LAST_WORDS.exists():
+            return _LAST_WORDS
+        return self.termination_log
+
     def model_choices(self) -> tuple[ModelChoice, ...]:
         """The models in the order given; none: the caller's default."""
         return tuple(ModelChoice.of(text) for text in self.models)
@@ -361,31 +375,6 @@ def load_settings(of: type[S], flags: Mapping[str, Any]) -> S:
     try:
         return of(**flags)
     except ValidationError as error:
+        given = {name for name in of.model_fields if f"{ENV_PREFIX}{name.upper()}" in os.environ}
         config = flags.get("config") or os.environ.get(f"{ENV_PREFIX}CONFIG")
-        raise SettingsError(
-            tuple(
-                f"{_origin(fault['loc'], flags, of.model_fields, config)}{_reason(fault['type'], fault['msg'])}"
-                for fault in error.errors(include_url=False, include_input=False)
-            )
-        ) from error
-
-
-def _origin(
-    where: tuple[int | str, ...], flags: Mapping[str, Any], fields: Mapping[str, FieldInfo], config: object
-) -> str:
-    if not where:
-        return ""
-    name = str(where[0])
-    if name in flags:
-        if name == "models":
-            return "MODEL: "
-        return f"--{name.replace('_', '-')}: "
-    if name in fields and f"{ENV_PREFIX}{name.upper()}" in os.environ:
-        return f"{ENV_PREFIX}{name.upper()}: "
-    return f"{config}: {name}: "
-
-
-def _reason(kind: str, message: str) -> str:
-    if kind == "extra_forbidden":
-        return "no such setting"
-    return message.removeprefix("Value error, ").removeprefix("Input ")
+        raise SettingsError(worded(error, flags, given, ENV_PREFIX, str(config))) from error

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,9 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from tickertape.backoff import Backoff
+from tickertape.burial import wait_for_exit
 from tickertape.children import Child, describe_exit
+from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import EngineDead, StartupError, TickertapeError, Unavailable
 from tickertape.core.messages import Configure, Emit, FromWorker, Loading, Ready, Stop, StoppedEarly
 from tickertape.core.ports import Progress
@@ -28,6 +29,10 @@ __all__ = ["Supervisor", "Watcher"]
 _TERM_S: Final = 0.5
 _STOP_S: Final = 1.0
 _LOOK_S: Final = 1.0
+_OF_FILES: Final = frozenset(
+    {"BadHeader", "ChangedFile", "MissingShard", "MissingTensor", "NoWeights", "NotAModel", "PathNotFound",
+     "TruncatedFile", "Unreadable"}
+)  # fmt: skip
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +99,7 @@ class Supervisor:
         self._clock = clock
         self._moved_at = clock()
         self._backoff = Backoff(clock)
+        self._updated = asyncio.Event()
         self._life: _Life | None = None
         self._was_ready = False
         self._stopping = False
@@ -102,8 +108,15 @@ class Supervisor:
     def name(self) -> str:
         return self._configure.spec.name
 
+    def update(self, spec: ModelSpec, *, complete: bool) -> None:
+        """The model lies where `spec` says, all of it when `complete`: workers from the next one on are told so."""
+        configure = replace(self._configure, spec=spec, complete=complete)
+        if configure != self._configure:
+            self._configure = configure
+            self._updated.set()
+
     async def run(self) -> None:
-        """Until cancelled or stopped. Raises StartupError when the first worker says why it cannot start, EngineDead
+        """Until cancelled or stopped. Raises StartupError when a first worker says why it cannot start, EngineDead
         when workers die too often."""
         epoch = 0
         while True:
@@ -111,8 +124,10 @@ class Supervisor:
             life = _Life(child, self._take)
             self._life = life
             watching = asyncio.create_task(self._watch(life))
+            told = self._configure
+            self._updated.clear()
             try:
-                life.link.send(replace(self._configure, epoch=epoch))
+                life.link.send(replace(told, epoch=epoch))
                 await life.ended.wait()
                 watching.cancel()
                 death = await self._bury(life)
@@ -123,11 +138,15 @@ class Supervisor:
                 raise
             if self._stopping:
                 return
-            if not self._was_ready and life.last_word is not None:
+            epoch += 1
+            if self._was_ready or life.last_word is None or self._updated.is_set():
+                await self._recover(life, death)
+            elif told.complete or death.code not in _OF_FILES:
                 self.engine.give_up(death)
                 raise death
-            await self._recover(life, death)
-            epoch += 1
+            else:  # files that were still being fetched: the fetch may have had to begin again
+                _log.warning("%s; waiting for its files", death.message)
+                await self._updated.wait()
 
     async def stop(self, grace_s: float) -> None:
         """Lets open streams finish for `grace_s`, fails the rest, and asks the worker to end."""
@@ -178,11 +197,11 @@ class Supervisor:
             self.engine.detach(restarting)
             self._watcher.lost(self.name, restarting)
         process = life.child.process
-        await _wait_for_exit(process, _TERM_S)
+        await wait_for_exit(process, _TERM_S)
         ended_itself = process.poll() is not None
         if not ended_itself:
             os.killpg(process.pid, signal.SIGTERM)
-            await _wait_for_exit(process, _TERM_S)
+            await wait_for_exit(process, _TERM_S)
         life.child.kill()
         if life.last_word is not None:
             error = life.last_word.failure.error()
@@ -203,20 +222,3 @@ class Supervisor:
             raise EngineDead(f"the worker of {self.name} dies again and again; the last time: {death.message}")
         _log.error("%s; starting another in %.1f s", death.message, delay_s)
         await asyncio.sleep(delay_s)
-
-
-async def _wait_for_exit(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Waits for the end of a child of ours."""
-    if process.poll() is not None:
-        return
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    descriptor = os.pidfd_open(process.pid)
-    loop.add_reader(descriptor, ended.set)
-    try:
-        await asyncio.wait_for(ended.wait(), timeout_s)
-    except TimeoutError:
-        pass
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)

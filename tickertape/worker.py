@@ -39,6 +39,7 @@ from tickertape.engine_worker import EngineWorker
 from tickertape.link import Link, LinkError
 from tickertape.logs import configure_logs
 from tickertape.plugins.manager import Plugins
+from tickertape.pulse import Pulse
 
 __all__ = ["main"]
 
@@ -148,14 +149,15 @@ def _serve_runner(
 ) -> None:
     epoch = configure.epoch
 
-    def report(progress: Progress) -> None:
+    def send(progress: Progress) -> None:
         link.send(Loading(epoch, progress))
 
     def emit(events: StepEvents, stats: EngineStats) -> None:
         failures = [(request_id, Failure.of(error)) for request_id, error in events.failures]
         link.send(Emit(epoch, events.deltas, failures, stats))
 
-    parts = build_loop(backend, configure, report, plugins)
+    with Pulse(send) as pulse:
+        parts = build_loop(backend, configure, pulse.report, plugins)
     try:
         driver = Driver(parts.loop, emit)
         reader.feed(driver)

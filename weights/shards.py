@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from msgspec import Struct
@@ -17,6 +19,7 @@ __all__ = ["Shards", "read_shards"]
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NONE: Mapping[Path, int] = MappingProxyType({})
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<part>\d+)-of-(?P<parts>\d+)\.safetensors$")
 
 
@@ -36,25 +39,27 @@ class _Index(Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-def read_shards(directory: Path) -> Shards:
+def read_shards(directory: Path, opened: Mapping[Path, int] = _NONE) -> Shards:
     """Reads and checks the headers of all files that the model needs: `model.safetensors`, else what
-    `model.safetensors.index.json` lists, else every .safetensors file.
+    `model.safetensors.index.json` lists, else every .safetensors file. `opened` has descriptors of those of them that
+    the caller has open: they are read through these, whatever the path has come to mean.
 
     Raises StartupError: MissingShard, MissingTensor, BadIndex, NoWeights, PickleOnly, UnsupportedFormat, and what
     `read_header` raises.
     """
-    if (directory / SINGLE).is_file():
-        return _union([directory / SINGLE])
+    single = directory / SINGLE
+    if single in opened or single.is_file():
+        return _union([single], opened)
     if (directory / INDEX).is_file():
-        return _indexed(directory)
-    found = sorted(path for path in directory.glob("*.safetensors") if path.is_file())
+        return _indexed(directory, opened)
+    found = sorted(path for path in directory.glob("*.safetensors") if path in opened or path.is_file())
     if not found:
         raise _nothing(directory)
     _check_numbering(found)
-    return _union(found)
+    return _union(found, opened)
 
 
-def _indexed(directory: Path) -> Shards:
+def _indexed(directory: Path, opened: Mapping[Path, int]) -> Shards:
     try:
         index = msgspec.json.decode((directory / INDEX).read_bytes(), type=_Index)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -66,10 +71,10 @@ def _indexed(directory: Path) -> Shards:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise StartupError(f"{INDEX}: {name!r} is not the name of a safetensors file", code="BadIndex")
         path = directory / name
-        if not path.is_file():
+        if path not in opened and not path.is_file():
             what = "is a directory" if path.is_dir() else "is missing"
             raise StartupError(f"{name}: named in {INDEX}, but it {what}", code="MissingShard")
-        headers[path] = read_header(path)
+        headers[path] = read_header(path, opened.get(path))
     tensors = {}
     for tensor, name in index.weight_map.items():
         info = headers[directory / name].tensors.get(tensor)
@@ -79,8 +84,8 @@ def _indexed(directory: Path) -> Shards:
     return Shards(tensors, headers)
 
 
-def _union(paths: list[Path]) -> Shards:
-    headers = {path: read_header(path) for path in paths}
+def _union(paths: list[Path], opened: Mapping[Path, int]) -> Shards:
+    headers = {path: read_header(path, opened.get(path)) for path in paths}
     tensors: dict[str, tuple[Path, TensorInfo]] = {}
     for path, header in headers.items():
         for tensor, info in header.tensors.items():

@@ -57,6 +57,6 @@ class Health:
     def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
         if service in self._services:
             return _SERVING if self._readiness.ready else _NOT_SERVING
-        if any(model.name == service for model in self._models.list()):
+        if self._models.known(service):
             return _SERVING if self._readiness.ready else _NOT_SERVING
         return _UNKNOWN

@@ -10,6 +10,7 @@ import click
 
 from tickertape.boot import BindError, Boot
 from tickertape.cli.options import GroupedCommand, environment_note, given, refuse, settings_options
+from tickertape.failures import note_termination
 from tickertape.settings import Settings, SettingsError, load_settings
 
 __all__ = ["serve"]
@@ -44,6 +45,7 @@ def serve(**values: Any) -> None:
         )
     except BindError as error:
         click.echo(f"tickertape: {error}", err=True)
+        note_termination(settings.chosen_termination_log, f"BindFailed: {error}")
         raise SystemExit(1) from error
     with boot:
         # The heavy imports, while boot's thread answers on the port.
