@@ -40,6 +40,10 @@ class Commit(Struct, frozen=True):
         """As the hub lists it."""
         return [_listed(name, file) for name, file in self.files.items()]
 
+    def siblings(self, *, with_digests: bool) -> list[dict[str, Any]]:
+        """As the hub describes a commit."""
+        return [_sibling(name, file) if with_digests else {"rfilename": name} for name, file in self.files.items()]
+
 
 class Repository:
     """Commits, and what `main` stands for."""
@@ -89,4 +93,12 @@ def _listed(name: str, file: File) -> dict[str, Any]:
     if file.large:
         pointer = len(_pointer(file.sha256, file.size_bytes))
         entry["lfs"] = {"oid": file.sha256, "size": file.size_bytes, "pointerSize": pointer}
+    return entry
+
+
+def _sibling(name: str, file: File) -> dict[str, Any]:
+    entry: dict[str, Any] = {"rfilename": name, "size": file.size_bytes, "blobId": file.git_sha1}
+    if file.large:
+        pointer = len(_pointer(file.sha256, file.size_bytes))
+        entry["lfs"] = {"sha256": file.sha256, "size": file.size_bytes, "pointerSize": pointer}
     return entry

@@ -1,8 +1,8 @@
 """A fake origin of models: shaped like a hub, paced, limited and faulty as told, and with an exact memory.
 
-    /api/models/ORG/NAME/revision/REV   the commit       as huggingface_hub asks for them
-    /api/models/ORG/NAME/tree/REV       its files
-    /ORG/NAME/resolve/REV/PATH          a file, with ranges, validators and the hub's headers
+    /api/models/ORG/NAME[/revision/REV]  the commit      as huggingface_hub asks for them
+    /api/models/ORG/NAME/tree/REV        its files
+    /ORG/NAME/resolve/REV/PATH           a file, with ranges, validators and the hub's headers
 
 A file's URL serves as a plain HTTP origin too: strong ETags, Range, If-Range and If-Match.
 """
@@ -23,14 +23,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.sim.files import Commit, File, Repository
 from tests.sim.traffic import Fault, Pace, RequestLimit, Served, TrafficLog
 
 __all__ = ["Origin"]
 
-_API: Final = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>revision|tree)/(?P<revision>[^/?]+)")
+_API: Final = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<what>revision|tree)/(?P<revision>[^/]+))?")
 _FILE: Final = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 _PACED_BYTES: Final = 64 << 10
@@ -153,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _commit(self, match: re.Match[str]) -> Commit | None:
         repository = self.server.origin.repositories.get(match["repo"])
-        return None if repository is None else repository.at(match["revision"])
+        return None if repository is None else repository.at(match["revision"] or "main")
 
     def _describe(self, request: Served, commit: Commit | None, match: re.Match[str]) -> None:
         if commit is None:
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif match["what"] == "tree":
             self._say(request, HTTPStatus.OK, commit.tree())
         else:
-            siblings = [{"rfilename": name} for name in commit.files]
+            siblings = commit.siblings(with_digests="blobs" in parse_qs(urlsplit(self.path).query))
             described = {"id": match["repo"], "modelId": match["repo"], "sha": commit.sha, "siblings": siblings}
             self._say(request, HTTPStatus.OK, described | {"private": False, "tags": [], "downloads": 0, "likes": 0})
 
@@ -230,7 +230,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _refuse(
         self, request: Served, status: HTTPStatus, retry_after_s: float | None = None, code: str | None = None
     ) -> None:
-        extra = {} if retry_after_s is None else {"Retry-After": str(math.ceil(retry_after_s))}
+        request.retry_after_s = None if retry_after_s is None else math.ceil(retry_after_s)
+        extra = {} if retry_after_s is None else {"Retry-After": str(request.retry_after_s)}
         if code is not None:
             extra["X-Error-Code"] = code
         self._say(request, status, {"error": status.phrase}, extra)

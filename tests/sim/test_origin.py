@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from huggingface_hub import HfApi
 
 from tests.sim.files import Commit, read_commit
 from tests.sim.models import write_sharded
@@ -30,6 +31,14 @@ def test_huggingface_hub_downloads_from_it(origin: Origin, commit: Commit, tmp_p
     for name, file in commit.files.items():
         assert hashlib.sha256((directory / name).read_bytes()).hexdigest() == file.sha256
     assert origin.log.num_bytes == commit.size_bytes
+
+
+def test_a_commit_is_described_with_its_digests(origin: Origin, commit: Commit) -> None:
+    info = HfApi(origin.url).model_info("org/tiny", files_metadata=True)
+    assert info.sha == commit.sha
+    assert info.siblings is not None
+    found = {s.rfilename: (s.size, s.lfs.sha256 if s.lfs else s.blob_id) for s in info.siblings}
+    assert found == {n: (f.size_bytes, f.sha256 if f.large else f.git_sha1) for n, f in commit.files.items()}
 
 
 def test_ranges_and_validators(origin: Origin, commit: Commit) -> None:

@@ -27,6 +27,7 @@ class Served(Struct):
     end: int = 0
     num_bytes: int = 0
     ended_s: float | None = None
+    retry_after_s: int | None = None
 
 
 class Fault(Struct, frozen=True):
