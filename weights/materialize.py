@@ -13,6 +13,7 @@ from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
 from tickertape.core.sources import AnySource, FileEntry, Manifest, RangedSource, WeightSource
 from tickertape.weights.derive import Derivation, Report, obtained
+from tickertape.weights.files import unwritable
 from tickertape.weights.overlay import ModelFiles
 from tickertape.weights.sink import StoreSink
 from tickertape.weights.spec import read_spec, served_name
@@ -61,7 +62,7 @@ def materialize(
         snapshot = _fetched(store, source, manifest, report)
         directory, files = snapshot.path, snapshot.files
     else:
-        directory, files = Path(manifest.directory), manifest.files
+        directory, files = _in_place(store, Path(manifest.directory), manifest.files)
     if (gguf := _only_gguf(files)) is not None:
         name = name or served_name(gguf.path)
         snapshot = _converted(store, directory, gguf, report)
@@ -92,6 +93,19 @@ def _uri(model: str, sources: Mapping[str, AnySource]) -> str:
 
 def _only_gguf(files: Sequence[FileEntry]) -> FileEntry | None:
     return files[0] if len(files) == 1 and files[0].path.endswith(".gguf") else None
+
+
+def _in_place(store: Store, directory: Path, files: Sequence[FileEntry]) -> tuple[Path, Sequence[FileEntry]]:
+    """The directory itself, unless weights lie there that are none of the model's: then links to those that are."""
+    ours = {entry.path for entry in files}
+    others = [path.name for path in directory.glob("*.safetensors*") if path.name not in ours]
+    if not others or _only_gguf(files) is not None:
+        return directory, files
+    try:
+        snapshot = ModelFiles(directory, files).overlaid(store, {})
+    except OSError as error:
+        raise unwritable(error, "laying out the model") from error
+    return snapshot.path, snapshot.files
 
 
 def _fetched(store: Store, source: WeightSource, manifest: Manifest, report: Report) -> Snapshot:

@@ -25,13 +25,22 @@ _LENGTHS: Final = (
     "seq_length",
 )
 _DTYPES: Final = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_BESIDE_THE_PATH: Final = re.compile(r"[?#].*$")
+_REVISION: Final = re.compile(r"@(?:refs/(?:pr|convert)/)?[^/]*")
 _QUANTISED = re.compile(r"[._-](i?q\d\w*|tq\d_\d|b?f16|f32|mxfp4\w*|nvfp4)$", re.IGNORECASE)
 
 
 def served_name(model: str) -> str:
-    """The one name a model gets by where it came from: the last part of its path or URI; of a GGUF file, without the
-    extension and the quantisation."""
-    name = Path(model.rsplit("://", 1)[-1]).absolute().name
+    """The one name a model gets by where it came from: the last part of its path or URI (without revision, query and
+    fragment, which may be secret); of a GGUF file, without the extension and the quantisation; of a safetensors file,
+    its directory's."""
+    scheme, is_uri, where = model.rpartition("://")
+    if is_uri:
+        where = _BESIDE_THE_PATH.sub("", where)
+    if scheme == "hf":
+        where = _REVISION.sub("", where)
+    path = Path(where).absolute()
+    name = path.parent.name if path.suffix == ".safetensors" else path.name
     if name.endswith(".gguf"):
         name = _QUANTISED.sub("", name.removesuffix(".gguf"))
     return name or "model"

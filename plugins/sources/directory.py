@@ -1,4 +1,5 @@
-"""Models that lie on this machine: a directory in Hugging Face layout, or a GGUF file. Used in place, never copied."""
+"""Models that lie on this machine: a directory in Hugging Face layout, a safetensors file with what is read beside it,
+or a GGUF file. Used in place, never copied."""
 
 from __future__ import annotations
 
@@ -7,12 +8,11 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from tickertape.plugins import FileEntry, FileSink, Manifest, Progress, StartupError, WeightSource, hookimpl
+from tickertape.plugins.sources.model_files import PICKLES, choose_files
 
 __all__ = ["API", "DirectorySource", "register_weight_sources"]
 
 API = (1, 0)
-
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class DirectorySource:
@@ -22,8 +22,9 @@ class DirectorySource:
     schemes = ("file",)
 
     def resolve(self, uri: str) -> Manifest:
-        """Lists the files of the directory; a GGUF file is a directory with one file in it. Raises StartupError:
-        PathNotFound, UnsupportedFormat, PickleOnly, NotAModel, Unreadable."""
+        """Lists the files of the directory. A GGUF file is a directory with one file in it, a safetensors file one with
+        no other weights. Raises StartupError: PathNotFound, UnsupportedFormat (part of a split file), PickleOnly,
+        NotAModel, Unreadable."""
         parts = urlsplit(uri)
         if parts.netloc not in ("", "localhost"):
             raise StartupError(
@@ -34,15 +35,15 @@ class DirectorySource:
             raise StartupError(f"path not found: {path}", code="PathNotFound")
         if path.is_dir():
             return Manifest(uri, "", _listing(path), str(path))
-        if path.suffix == ".gguf":
-            return Manifest(uri, "", (FileEntry(path.name, path.stat().st_size),), str(path.parent))
-        if path.suffix == ".safetensors":
-            raise StartupError(f"{path.name}: name the model directory that it lies in", code="UnsupportedFormat")
-        if path.suffix in _PICKLES:
+        if path.suffix in (".safetensors", ".gguf"):
+            beside = {entry.path: entry for entry in _listing(path.parent)}
+            chosen = choose_files(beside, path.parent.name, path.name)
+            return Manifest(uri, "", tuple(beside[name] for name in chosen), str(path.parent))
+        if path.suffix in PICKLES:
             raise StartupError(
                 f"{path.name}: pickled weights are never read; convert to safetensors", code="PickleOnly"
             )
-        raise StartupError(f"{path.name}: neither a model directory nor a GGUF file", code="NotAModel")
+        raise StartupError(f"{path.name}: neither a model directory nor a safetensors or GGUF file", code="NotAModel")
 
     def fetch(self, manifest: Manifest, sink: FileSink) -> Generator[Progress, None, None]:
         """Nothing to do: the files are where they belong."""

@@ -106,13 +106,40 @@ def test_what_is_not_there_is_one_line(
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("m.bin", "PickleOnly"), ("m.pt", "PickleOnly"), ("m.safetensors", "UnsupportedFormat"), ("m.txt", "NotAModel")],
+    [
+        ("m.bin", "PickleOnly"),
+        ("m.pt", "PickleOnly"),
+        ("m-00001-of-00002.safetensors", "UnsupportedFormat"),
+        ("m.txt", "NotAModel"),
+    ],
 )
 def test_files_that_are_no_model(tmp_path: Path, name: str, code: str) -> None:
     (tmp_path / name).touch()
     error = refusal(str(tmp_path / name), tmp_path / "store")
     assert error.code == code
     assert name in error.message
+
+
+def test_a_safetensors_file_is_a_model_with_what_is_read_beside_it(models: Any, tmp_path: Path) -> None:
+    """The other weights of its directory are not: links stand for a directory without them."""
+    directory = models.directory("m", {"a.safetensors": {"a": A}, "b.safetensors": {"b": A, "a": A}})
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"b": "b.safetensors"}}))
+    store = Store(tmp_path / "store")
+    spec = materialize(str(directory / "a.safetensors"), store=store, sources=sources(), report=ignore)
+    assert (spec.name, list(MappedWeights(Path(spec.path)).names())) == ("m", ["a"])
+    assert (Path(spec.path) / "a.safetensors").resolve() == directory / "a.safetensors"
+    assert materialize(str(directory / "a.safetensors"), store=store, sources=sources(), report=ignore) == spec
+    other = materialize(str(directory / "b.safetensors"), store=store, sources=sources(), report=ignore)
+    assert sorted(MappedWeights(Path(other.path)).names()) == ["a", "b"]
+
+
+def test_the_only_safetensors_file_is_used_in_place(models: Any, tmp_path: Path) -> None:
+    directory = models.directory("m", {"a.safetensors": {"a": A}})
+    spec = materialize(
+        str(directory / "a.safetensors"), store=Store(tmp_path / "store"), sources=sources(), report=ignore
+    )
+    assert Path(spec.path) == directory
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_broken_model_is_refused_before_anything_starts(models: Any, tmp_path: Path) -> None:
