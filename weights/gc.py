@@ -25,8 +25,7 @@ from msgspec import Struct
 from tickertape.core.errors import StartupError
 from tickertape.core.sources import FileEntry
 from tickertape.weights.files import unwritable
-from tickertape.weights.holds import alone, claim
-from tickertape.weights.locality import why_shared
+from tickertape.weights.holds import alone, claim, why_doubted
 from tickertape.weights.lock import FileLock
 from tickertape.weights.pins import Pins
 from tickertape.weights.store import Store
@@ -90,8 +89,14 @@ class Collector:
         self._names = _Names(store.root / "snapshots")
 
     def check(self) -> None:
-        """Raises StartupError, code NotCollectable, where locks cannot be trusted; ReadOnlyStore."""
-        if not self._force and (why := why_shared(self._store.root)) is not None:
+        """Raises StartupError: NotCollectable where locks cannot be trusted, ReadOnlyStore."""
+        if self._force:
+            return
+        try:
+            why = why_doubted(self._store.root)
+        except OSError as error:
+            raise unwritable(error, "making room") from error
+        if why is not None:
             raise StartupError(f"nothing is removed from the weights store: {why}", code="NotCollectable")
 
     def collect(self, enough: Callable[[int], bool], choose: Callable[[Usage], Iterable[Victim]] | None = None) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 import threading
 import time
 import weakref
@@ -19,7 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Holds", "alone", "claim", "is_held"]
+from tickertape.weights.mounts import is_local
+
+__all__ = ["Holds", "alone", "claim", "is_held", "why_doubted"]
 
 _TOUCH_EVERY_S: Final = 3600.0
 
@@ -147,6 +150,23 @@ def is_held(path: Path) -> bool:
     """Whether some process holds it just now."""
     with claim(path) as free:
         return not free
+
+
+def why_doubted(root: Path) -> str | None:
+    """Why somebody may use the store in `root` whose locks are not seen here; None when all are. Raises OSError."""
+    if not is_local(root):
+        return "its file system may be shared with other computers"
+    folder = root / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe.") as one, Path(one.name).open("rb") as two:
+        try:
+            fcntl.flock(two, fcntl.LOCK_SH)
+            fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:
+            pass
+    return "locks do not work on its file system"
 
 
 def _acquired(fd: int) -> bool:

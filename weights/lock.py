@@ -34,10 +34,15 @@ class FileLock:
         self._fd = -1
 
     def __enter__(self) -> FileLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         started, nap_s = time.monotonic(), 0.05
         while True:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                if self._path.parent.exists():
+                    raise
+                continue  # its folder was removed just now
             try:
                 if self._acquired(fd):
                     self._note_holder(fd)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tickertape.weights.holds import Holds, alone, claim, is_held
+from tickertape.weights.holds import Holds, alone, claim, is_held, why_doubted
 
 HOLD = """
 import sys, time
@@ -97,3 +97,13 @@ def test_nothing_is_made_where_nothing_can_be_written(tmp_path: Path, monkeypatc
     with holds.window(create=True):
         holds.keep_used("s")
     assert not list(tmp_path.iterdir())
+
+
+def test_locks_are_trusted_on_a_local_disk_where_they_exclude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tickertape.weights.holds.is_local", lambda _: True)
+    assert why_doubted(tmp_path) is None
+    assert not list((tmp_path / "locks").iterdir())
+    monkeypatch.setattr("tickertape.weights.holds.fcntl.flock", lambda *_: None)
+    assert "locks do not work" in str(why_doubted(tmp_path))
+    monkeypatch.setattr("tickertape.weights.holds.is_local", lambda _: False)
+    assert "other computers" in str(why_doubted(tmp_path))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from tickertape.weights.lock import FileLock
 HOLD = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from tickertape.weights.lock import FileLock
 with FileLock(Path(sys.argv[1])):
     print("held", flush=True)
@@ -100,3 +102,19 @@ def test_a_filesystem_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with FileLock(tmp_path / "lock"):
         pass
+
+
+def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "partial"
+    mkdir, calls = Path.mkdir, 0
+
+    def removed_at_once(path: Path, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        mkdir(path, **options)
+        if calls == 1:
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "mkdir", removed_at_once)
+    with FileLock(folder / "lock", give_up):
+        assert calls == 2

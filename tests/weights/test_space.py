@@ -80,11 +80,11 @@ def test_a_refusal_shows_the_sum(root: Path) -> None:
 
 
 def test_what_may_not_be_removed_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tickertape.weights.locality.file_system", lambda _: "nfs4")
+    monkeypatch.setattr("tickertape.weights.holds.is_local", lambda _: False)
     with pytest.raises(StartupError) as caught:
         room(root, Disk(root, 40 * KIB)).make_room(20 * KIB)
     assert caught.value.code == "NoSpace"
-    assert "nfs4" in caught.value.message
+    assert "shared with other computers" in caught.value.message
     assert "\n" not in caught.value.message
     assert names(root) == set("abc")
 

@@ -1,4 +1,4 @@
-"""What lies in a store: which snapshots make a model, what each takes, and how the file system is told."""
+"""What lies in a store: which snapshots make a model, what each takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tickertape.core.sources import FileEntry
 from tickertape.plugins.sources.directory import DirectorySource
 from tickertape.testing.tokenizers import byte_level_tokenizer
 from tickertape.weights.lineage import roots_of
-from tickertape.weights.locality import file_system, why_shared
 from tickertape.weights.materialize import materialize
 from tickertape.weights.pins import Pins
 from tickertape.weights.store import Recipe, Store
@@ -107,37 +106,6 @@ def test_pins_are_kept_once_and_doubt_keeps_them(tmp_path: Path) -> None:
     assert (set(pins.keys()), pins.get("k")) == ({"k"}, None)
     assert pins.remove("k")
     assert pins.keys() == frozenset()
-
-
-MOUNTS = """\
-21 1 8:1 / / rw - ext4 /dev/sda1 rw
-22 21 0:40 / /mnt rw - tmpfs tmpfs rw
-23 22 0:41 / /mnt/shared\\040models rw shared:2 - {kind} server:/models rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/", "ext4"),
-        ("/mntx", "ext4"),
-        ("/mnt/a", "tmpfs"),
-        ("/mnt/shared models", "nfs4"),
-        ("/mnt/shared models/x/y", "nfs4"),
-    ],
-)
-def test_the_innermost_mount_counts(tmp_path: Path, path: str, kind: str) -> None:
-    (tmp_path / "mounts").write_text(MOUNTS.format(kind="nfs4"))
-    assert file_system(Path(path), tmp_path / "mounts") == kind
-
-
-def test_a_local_disk_is_trusted_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tickertape.weights.locality.file_system", lambda _: "ext4")
-    assert why_shared(tmp_path) is None
-    assert not list((tmp_path / "locks").iterdir())
-    for kind in ("nfs4", "lustre", "fuse.gcsfuse", "fuseblk"):
-        monkeypatch.setattr("tickertape.weights.locality.file_system", lambda _, kind=kind: kind)
-        assert kind in str(why_shared(tmp_path))
 
 
 def test_a_listing_of_another_time_is_read(tmp_path: Path) -> None:
