@@ -95,7 +95,7 @@ def _only_gguf(files: Sequence[FileEntry]) -> FileEntry | None:
     return files[0] if len(files) == 1 and files[0].path.endswith(".gguf") else None
 
 
-def _in_place(store: Store, directory: Path, files: Sequence[FileEntry]) -> tuple[Path, Sequence[FileEntry]]:
+def _in_place(store: Store, directory: Path, files: tuple[FileEntry, ...]) -> tuple[Path, tuple[FileEntry, ...]]:
     """The directory itself, unless weights lie there that are none of the model's: then links to those that are."""
     ours = {entry.path for entry in files}
     others = [path.name for path in directory.glob("*.safetensors*") if path.name not in ours]
