@@ -66,10 +66,12 @@ class Slots(Protocol):
 
 
 class Offer(Struct, frozen=True):
-    """How many peers have an object whole, and how many are on the way to having it."""
+    """How many stores have an object whole, and how many parts of it; whether any of them may be asked just now, as far
+    as is known: the others said that they are busy."""
 
     num_whole: int = 0
     num_partial: int = 0
+    is_free: bool = True
 
 
 class Peers(Protocol):
