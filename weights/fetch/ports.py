@@ -66,12 +66,10 @@ class Slots(Protocol):
 
 
 class Offer(Struct, frozen=True):
-    """How many stores have an object whole, and how many parts of it; whether any of them may be asked just now, as far
-    as is known: the others said that they are busy."""
+    """How many peers have an object whole, and how many are on the way to having it. Servers over one store are one."""
 
     num_whole: int = 0
     num_partial: int = 0
-    is_free: bool = True
 
 
 class Peers(Protocol):
@@ -84,8 +82,8 @@ class Peers(Protocol):
 
     def read(self, entry: FileEntry, start: int, end: int) -> Generator[memoryview, None, None]:
         """The bytes [start, end) of an object, like `Origin.read`, from peers that have them; goes on elsewhere when
-        one breaks off. While all of them are busy it waits for a few seconds. Raises PeerFault; what came before it is
-        the range's beginning all the same."""
+        one breaks off. While all of them are busy it waits for a moment. Raises PeerFault; what came before it is the
+        range's beginning all the same."""
         ...
 
     def chunks(self, entry: FileEntry) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ __all__ = ["NoPartials", "Partial", "PartialCatalog"]
 
 class Partial(Struct, frozen=True):
     """A file under way. `ranges` are the [start, end) that are verified, in order, apart from each other: only whole
-    chunks whose own digest is known. They never change again, only grow in number."""
+    chunks whose own digest is known. They never change again, only grow in number. Without any, it tells the others
+    that somebody is at it."""
 
     sha256: str
     size_bytes: int

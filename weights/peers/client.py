@@ -31,7 +31,8 @@ class PeerClient:
 
     `names` are HOST:PORT, `store` the identity of our own store, whose servers are no peers. A late block is asked for
     twice; who says 503 is left alone until the time it names; who fails rests, longer each time. `busy_patience_s` is
-    how long a read waits while everybody is busy. Nothing that comes is checked here, but that it is the right range.
+    how long a read waits while everybody is busy: the caller may have other files to ask for. That what comes is right,
+    the caller has to find out; here it is the right range of a file of that name and size.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class PeerClient:
         token: str | None,
         resolver: Resolver = resolve,
         patience: Patience | None = None,
-        busy_patience_s: float = 2.0,
+        busy_patience_s: float = 0.3,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:

@@ -57,8 +57,7 @@ class Selection:
             partial = [peer for peer in peers if peer.holds_part(sha256)]
             if whole or partial:
                 stores = {peer.store for peer in whole}
-                is_free = any(peer.free_at(sha256) <= now for peer in [*whole, *partial])
-                found[sha256] = Offer(len(stores), len({peer.store for peer in partial} - stores), is_free)
+                found[sha256] = Offer(len(stores), len({peer.store for peer in partial} - stores))
         return found
 
     def holders(self, sha256: str) -> list[Peer]:

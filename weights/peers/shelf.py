@@ -112,7 +112,7 @@ class Shelf:
 
     def _inventory(self) -> Inventory:
         whole = dict(self._objects.verified())
-        partials = (partial for partial in self._partials.partials() if partial.ranges and partial.sha256 not in whole)
+        partials = (partial for partial in self._partials.partials() if partial.sha256 not in whole)
         return Inventory(self._store, whole, tuple(sorted(partials, key=lambda partial: partial.sha256)))
 
     def _digest(self, sha256: str, job: _Digesting) -> None:
