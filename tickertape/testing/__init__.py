@@ -1,8 +1,10 @@
 """What plugin authors test with, shipped in the wheel. Everything promised is a name of this module.
 
     kits        RunnerConformance  EngineConformance  TokenizerConformance  OutputParserConformance
-                WeightSourceConformance  LogitsProcessorConformance: override the fixture `subject` with a
-    subject     Subject  EngineSubject  TokenizerSubject  ParserSubject  SourceSubject  ProcessorSubject
+                RangedSourceConformance  WeightSourceConformance  LogitsProcessorConformance: override the fixture
+                `subject` with a
+    subject     Subject  EngineSubject  TokenizerSubject  ParserSubject  RangedSubject  SourceSubject
+                ProcessorSubject
     models      write_llama  write_scripted  write_byte_level  plain_model  model_spec  model_weights
     parts       paged_engine (our engine over a runner)  LocalServer (the whole server, without a socket)
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tickertape.testing.logits_processor import LogitsProcessorConformance, ProcessorSubject
     from tickertape.testing.models import model_spec, model_weights, plain_model, write_llama, write_scripted
     from tickertape.testing.output_parser import OutputParserConformance, ParserSubject
+    from tickertape.testing.ranged_source import RangedSourceConformance, RangedSubject
     from tickertape.testing.rig import EngineSubject
     from tickertape.testing.runner import RunnerConformance
     from tickertape.testing.subject import Subject
@@ -37,6 +40,8 @@ __all__ = [
     "OutputParserConformance",
     "ParserSubject",
     "ProcessorSubject",
+    "RangedSourceConformance",
+    "RangedSubject",
     "RunnerConformance",
     "SourceSubject",
     "Subject",
@@ -59,6 +64,7 @@ _HOMES = {
     "logits_processor": ("LogitsProcessorConformance", "ProcessorSubject"),
     "models": ("model_spec", "model_weights", "plain_model", "write_llama", "write_scripted"),
     "output_parser": ("OutputParserConformance", "ParserSubject"),
+    "ranged_source": ("RangedSourceConformance", "RangedSubject"),
     "rig": ("EngineSubject",),
     "runner": ("RunnerConformance",),
     "subject": ("Subject",),

@@ -20,6 +20,7 @@ pytest.register_assert_rewrite(
     "tickertape.testing.checks",
     "tickertape.testing.engine",
     "tickertape.testing.logits_processor",
+    "tickertape.testing.ranged_source",
     "tickertape.testing.rig",
     "tickertape.testing.runner",
     "tickertape.testing.serving",
