@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tickertape.children import Child
 from tickertape.core.backend import BackendOptions, ModelSpec
@@ -40,7 +41,8 @@ from tickertape.core.ports import EngineStats
 from tickertape.link import Link
 connection = adopt_socket(int(sys.argv[1]))
 link = Link(connection, ToWorker)
-epoch = link.receive()[0].epoch
+configure = link.receive()[0]
+epoch = configure.epoch
 ready = Ready(epoch, MemoryPlan(0, 0, 0, ()), (), EngineStats())
 """
 
@@ -216,3 +218,63 @@ async def test_a_worker_that_goes_on_is_left_alone(child_of: Callable[[str], Cal
     asking.cancel()
     running.cancel()
     await asyncio.wait((asking, running))
+
+
+def told(tmp_path: Path) -> list[str]:
+    """What each worker was told of its model."""
+    return (tmp_path / "told").read_text().splitlines()
+
+
+STAGING = replace(CONFIGURE, spec=replace(CONFIGURE.spec, path="/staging"), complete=False)
+PUBLISHED = replace(CONFIGURE.spec, path="/published")
+NOTE = """
+from pathlib import Path
+first = not Path(__file__).with_name("told").exists()
+with Path(__file__).with_name("told").open("a") as told: told.write(f"{configure.spec.path} {configure.complete}\\n")
+def stop(code): link.send(StoppedEarly(epoch, Failure("StartupError", "no", code))); sys.exit(1)
+"""
+
+
+async def test_a_later_worker_is_told_where_the_model_lies_by_then(
+    child_of: Callable[[str], Callable[[], Child]], tmp_path: Path
+) -> None:
+    seen = Seen()
+    supervisor = Supervisor(STAGING, RemoteEngine(), seen, child_of(NOTE + "link.send(ready); first or link.receive()"))
+    running = asyncio.create_task(supervisor.run())
+    await asyncio.wait_for(seen.once_ready.wait(), 60)
+    supervisor.update(PUBLISHED, complete=True)
+    await asyncio.wait_for(seen.twice_ready.wait(), 60)
+    running.cancel()
+    await asyncio.wait({running})
+    assert told(tmp_path) == ["/staging False", "/published True"]
+
+
+async def test_files_that_were_gone_are_waited_for(
+    child_of: Callable[[str], Callable[[], Child]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fetch had to begin again, or had just ended: the worker's word on that is not final."""
+    seen = Seen()
+    start = child_of(NOTE + "if first: stop('MissingShard')\nlink.send(ready); link.receive()")
+    supervisor = Supervisor(STAGING, RemoteEngine(), seen, start)
+    running = asyncio.create_task(supervisor.run())
+    while "waiting for its files" not in caplog.text:
+        assert not running.done()
+        await asyncio.sleep(0.01)
+    supervisor.update(PUBLISHED, complete=True)
+    await asyncio.wait_for(seen.once_ready.wait(), 60)
+    running.cancel()
+    await asyncio.wait({running})
+    assert told(tmp_path) == ["/staging False", "/published True"]
+
+
+@pytest.mark.parametrize(
+    ("configure", "code"),
+    [(STAGING, "UnsupportedArchitecture"), (replace(STAGING, complete=True), "MissingShard")],
+)
+async def test_anything_else_it_says_is_final(
+    child_of: Callable[[str], Callable[[], Child]], configure: Configure, code: str
+) -> None:
+    supervisor = Supervisor(configure, RemoteEngine(), Seen(), child_of(NOTE + f"stop({code!r})"))
+    with pytest.raises(StartupError) as stopped:
+        await asyncio.wait_for(supervisor.run(), 60)
+    assert stopped.value.code == code
