@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -43,6 +44,11 @@ async def abort(address: str, name: str, key: str | None = None) -> bool:
         metadata = () if key is None else (("authorization", f"Bearer {key}"),)
         found: bool = (await TokenStreamStub(channel).Abort(AbortRequest(request_id=name), metadata=metadata)).found
         return found
+
+
+async def drained(stream: Any) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
 
 
 async def rest(connection: Connection) -> list[Any]:
@@ -106,15 +112,18 @@ async def test_a_prefilling_request(make_front: Make) -> None:
 
 async def test_a_request_whose_prompt_is_being_encoded(make_front: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     front = await make_front(FOREVER)
-    complete, address = front.service.complete, ""
+    complete, begun, encoded = front.service.complete, asyncio.Event(), asyncio.Event()
 
-    async def aborted_meanwhile(call: Any) -> Any:
-        generation = await complete(call)
-        assert await abort(address, "mine")
-        return generation
+    async def slowly(call: Any) -> Any:
+        begun.set()
+        await encoded.wait()
+        return await complete(call)
 
-    monkeypatch.setattr(front.service, "complete", aborted_meanwhile)
+    monkeypatch.setattr(front.service, "complete", slowly)
     async with grpc_served(front) as address, opened(front, stream=True) as connection:
+        await begun.wait()
+        assert await abort(address, "mine")
+        encoded.set()
         assert (await connection.answer()).status == 409
         assert front.engine.stats().num_steps == 0
     monkeypatch.undo()
@@ -170,8 +179,7 @@ async def test_over_grpc_the_status_has_the_same_code(make_front: Make) -> None:
             by = json.loads(first.openai_json[0])["id"] if getattr(first, "openai_json", ()) else "mine"
             assert await abort(address, by)
             with pytest.raises(grpc.aio.AioRpcError) as raised:
-                while await stream.read() is not grpc.aio.EOF:
-                    pass
+                await drained(stream)
             assert raised.value.code() == grpc.StatusCode.ABORTED
             status, info = rpc_status.from_call(raised.value), ErrorInfo()
             assert status is not None

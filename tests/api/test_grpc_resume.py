@@ -318,8 +318,8 @@ async def test_fields_that_make_no_sense_there(make_front: Make, method: str, fi
     front = await make_front()
     kind = ChatRequest if method == "Chat" else GenerateRequest
     async with grpc_served(front) as address, grpc.aio.insecure_channel(address) as channel:
+        call = getattr(TokenStreamStub(channel), method)(kind(model="scripted", **{field: value}))
         with pytest.raises(grpc.aio.AioRpcError, match=field) as raised:
-            call = getattr(TokenStreamStub(channel), method)(kind(model="scripted", **{field: value}))
             await (call if method in ("Generate", "Chat") else everything(call))
         assert raised.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 

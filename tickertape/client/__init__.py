@@ -4,7 +4,18 @@ docs/clients.md."""
 from tickertape.client.errors import ServerError
 from tickertape.client.grpc_client import GrpcClient
 from tickertape.client.http_client import HttpClient
-from tickertape.client.records import Answer, Delta, Finish, Message, Sampling, TokenLogprob, Usage
+from tickertape.client.records import (
+    Answer,
+    Delta,
+    Finish,
+    Message,
+    Sampling,
+    TokenLogprob,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    Usage,
+)
 
 __all__ = [
     "Answer",
@@ -16,5 +27,8 @@ __all__ = [
     "Sampling",
     "ServerError",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolChoice",
     "Usage",
 ]
