@@ -13,10 +13,13 @@ from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
 from tickertape.core.sources import AnySource, FileEntry, Manifest, RangedSource, WeightSource
 from tickertape.weights.derive import Derivation, Report, obtained
+from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.files import unwritable
 from tickertape.weights.overlay import ModelFiles
+from tickertape.weights.ranged import RangedFiles
 from tickertape.weights.sink import StoreSink
 from tickertape.weights.spec import read_spec, served_name
+from tickertape.weights.staging import staged
 from tickertape.weights.store import Recipe, Snapshot, Store, check_relative
 
 __all__ = ["DEFAULT_MODEL", "materialize"]
@@ -36,6 +39,8 @@ def materialize(
     name: str | None = None,
     dtype: str = "auto",
     reads_itself: Callable[[Path], bool] = lambda _: False,
+    fetching: Fetching | None = None,
+    early: Callable[[ModelSpec], None] | None = None,
 ) -> ModelSpec:
     """Makes the model lie in a directory, whole and checked, and says what it is.
 
@@ -48,6 +53,12 @@ def materialize(
     `reads_itself` says that somebody reads the tokenizer as it is; and weights of type `dtype`, unless the store cannot
     be written to: then the log says that every worker makes its own.
 
+    `fetching` is what ranged sources are fetched with, by default what one node needs. What a URI resolved to last, and
+    what is whole in the store, is good enough when its origin does not answer; the log says so.
+
+    `early` hears at most once of a model whose weights are still coming: configuration and tokenizer lie at its path,
+    and so do the weight files, at full size and with their headers (see `arriving`). Nothing is to be converted then.
+
     Blocks; call it from the fetcher. Raises StartupError, always one line.
     """
     uri = _uri(model if model is not None else DEFAULT_MODEL, sources)
@@ -55,19 +66,25 @@ def materialize(
     if (source := sources.get(scheme)) is None:
         known = ", ".join(f"{known}://" for known in sorted(sources)) or "none"
         raise StartupError(f"no weight source takes {scheme}:// (there are: {known})", code="UnsupportedSource")
-    manifest = source.resolve(uri)
-    if manifest.directory is None:
-        if isinstance(source, RangedSource):
-            raise StartupError(f"{scheme}:// cannot be fetched yet", code="UnsupportedSource")
-        snapshot = _fetched(store, source, manifest, report)
+    place = uri
+    if isinstance(source, RangedSource):
+        fetching = fetching or Fetching.alone(store.root)
+        arriving = None if early is None else _arriving(store, name or served_name(uri), dtype, reads_itself, early)
+        snapshot = RangedFiles(uri, source, store, fetching, report).obtain(arriving)
         directory, files = snapshot.path, snapshot.files
     else:
-        directory, files = _in_place(store, Path(manifest.directory), manifest.files)
+        manifest = source.resolve(uri)
+        if manifest.directory is None:
+            snapshot = _fetched(store, source, manifest, report)
+            directory, files = snapshot.path, snapshot.files
+        else:
+            place = manifest.directory
+            directory, files = _in_place(store, Path(place), manifest.files)
     if (gguf := _only_gguf(files)) is not None:
         name = name or served_name(gguf.path)
         snapshot = _converted(store, directory, gguf, report)
         directory, files = snapshot.path, snapshot.files
-    name = name or served_name(manifest.directory or uri)
+    name = name or served_name(place)
     spec = read_spec(directory, name)
     derivation = Derivation(store, ModelFiles(directory, files), report)
     if not reads_itself(directory):
@@ -89,6 +106,16 @@ def _uri(model: str, sources: Mapping[str, AnySource]) -> str:
             code="UnsupportedSource",
         )
     return path.as_uri()
+
+
+def _arriving(
+    store: Store, name: str, dtype: str, reads_itself: Callable[[Path], bool], early: Callable[[ModelSpec], None]
+) -> Callable[[Recipe, Mapping[str, Path]], None]:
+    def arriving(recipe: Recipe, places: Mapping[str, Path]) -> None:
+        if (spec := staged(store, recipe, places, name, dtype, reads_itself)) is not None:
+            early(spec)
+
+    return arriving
 
 
 def _only_gguf(files: Sequence[FileEntry]) -> FileEntry | None:

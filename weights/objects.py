@@ -122,7 +122,7 @@ class Objects:
         holds it. An intact object that is there already stays; a damaged one is replaced by a new inode."""
         target = self.path(sha256)
         if self.hold(sha256):
-            file.unlink()
+            file.unlink(missing_ok=True)
             return
         fsync_file(file)
         file.chmod(0o444)

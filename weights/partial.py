@@ -110,6 +110,10 @@ class Partial:
         """Whether there is something to claim."""
         return self._states.find(_MISSING) >= 0
 
+    def is_free(self, position: int) -> bool:
+        """Whether the byte there is missing and nobody's."""
+        return position < self.size_bytes and self._states[position // UNIT_BYTES] == _MISSING
+
     def claim(self, most_bytes: int) -> Claim | None:
         """The first bytes that are missing and nobody's, at most so many and in one chunk; None when there are none."""
         with self._lock:
@@ -167,8 +171,8 @@ class Partial:
     def sync(self) -> None:
         """Brings to the disk what came until now, data before records."""
         with self._syncing:
+            self._unsynced_bytes = 0
             if self._fd >= 0:
-                self._unsynced_bytes = 0
                 os.fdatasync(self._fd)
                 self._bitmap.sync()
 

@@ -1,0 +1,97 @@
+"""Digests, syncs and the publication of the files of a fetch, in threads of their own: hashlib lets others run."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Final
+
+from tickertape.core.errors import StartupError
+from tickertape.weights.fetch.crew import Crew, Task
+from tickertape.weights.fetch.digest import WrongChunk
+from tickertape.weights.fetch.fetching import Fetching
+from tickertape.weights.fetch.incoming import Incoming
+from tickertape.weights.fetch.state import FetchState
+from tickertape.weights.files import unwritable
+from tickertape.weights.partial import UNIT_BYTES
+
+__all__ = ["Hashing"]
+
+_MOST_THREADS: Final = 4
+_SYNC_BYTES: Final = 64 << 20
+_MOST_WRONG: Final = 3  # times the file
+
+
+class Hashing:
+    """Works on whatever file has a unit that its digest has not seen."""
+
+    def __init__(self, state: FetchState, fetching: Fetching, crew: Crew) -> None:
+        self._state = state
+        self._with = fetching
+        self._crew = crew
+        self._buffers: list[bytearray] = []
+
+    def start(self) -> None:
+        self._crew.hire("digest", min(_MOST_THREADS, os.cpu_count() or 1), self._choose_digest)
+        self._crew.hire("sync", 1, self._choose_sync)
+
+    def is_busy(self) -> bool:
+        """Whether something is being hashed or published, or could be. Under the lock."""
+        return any(_is_due(file) or file.is_digesting for file in self._state.files)
+
+    def _choose_digest(self) -> Task | None:
+        for file in self._state.files:
+            if not file.is_digesting and _is_due(file):
+                file.is_digesting = True
+                return functools.partial(self._digest, file)
+        return None
+
+    def _choose_sync(self) -> Task | None:
+        for file in self._state.files:
+            if (partial := file.partial) is not None and partial.unsynced_bytes >= _SYNC_BYTES and not file.is_done:
+                return partial.sync
+        return None
+
+    def _digest(self, file: Incoming) -> None:
+        assert file.digest is not None
+        digest, buffer = file.digest, self._buffers.pop() if self._buffers else bytearray(UNIT_BYTES)
+        try:
+            while digest.is_ready and not self._crew.stopping.is_set():
+                self._with.ledger.count("num_hashed_bytes", digest.advance(buffer))
+            if digest.is_finished:
+                if digest.matches():
+                    file.publish()
+                else:
+                    self._blame(file, file.size_bytes)
+                    file.restart()
+        except WrongChunk as wrong:
+            self._blame(file, wrong.num_bytes)
+        except FileNotFoundError:  # somebody took us for dead and cleaned up: begin anew
+            with self._state.lock:
+                file.close()
+        except OSError as error:
+            raise unwritable(error, "verifying the model") from error
+        finally:
+            self._buffers.append(buffer)
+            with self._state.lock:
+                file.is_digesting = False
+                self._crew.call("digest", everybody=True)
+                self._crew.call("origin", everybody=True)
+                self._crew.call("peer", everybody=True)
+                self._state.changed.notify_all()
+
+    def _blame(self, file: Incoming, num_bytes: int) -> None:
+        """Raises StartupError when it has been wrong too often."""
+        file.wrong_bytes += max(1, num_bytes)
+        if file.from_peers and file.entry.sha256 is not None:
+            self._with.peers.reject(file.entry.sha256)
+        error = StartupError(f"{file.entry.path}: its digest is not the one promised", code="CorruptDownload")
+        if file.wrong_bytes > _MOST_WRONG * file.size_bytes:
+            raise error
+        with self._state.lock:
+            self._state.trouble = error
+
+
+def _is_due(file: Incoming) -> bool:
+    digest = file.digest
+    return digest is not None and not file.is_done and (digest.is_ready or digest.is_finished)

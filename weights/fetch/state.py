@@ -1,0 +1,35 @@
+"""What the threads of one fetch share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from tickertape.core.errors import StartupError
+from tickertape.weights.fetch.incoming import Incoming
+
+__all__ = ["FetchState"]
+
+
+class FetchState:
+    """`lock` guards everything here and the files. `changed` wakes the thread that conducts the fetch."""
+
+    def __init__(self, files: Sequence[Incoming]) -> None:
+        self.files = files
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.fatal: BaseException | None = None
+        self.trouble: StartupError | None = None  # the last that may pass
+        self.has_room = True
+        self.gained_bytes = 0
+        self.num_from_peers = 0  # streams
+
+    @property
+    def is_done(self) -> bool:
+        return all(file.is_done for file in self.files)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the fetch; the first failure counts."""
+        with self.lock:
+            self.fatal = self.fatal or error
+            self.changed.notify_all()

@@ -1,0 +1,85 @@
+"""The files of a `RangedSource` in the store: resolved, fetched, published; planned anew when they change meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tickertape.core.errors import OriginChanged, StartupError
+from tickertape.core.ports import Progress
+from tickertape.core.sources import Manifest, RangedSource
+from tickertape.weights.derive import obtained
+from tickertape.weights.fetch.backoff import Backoff
+from tickertape.weights.fetch.fetch import Fetch
+from tickertape.weights.fetch.fetching import Fetching
+from tickertape.weights.fetch.waiting import wait_until
+from tickertape.weights.resolving import Resolving, fetched_by
+from tickertape.weights.store import Recipe, Snapshot, Store, check_relative
+
+__all__ = ["RangedFiles"]
+
+_MOST_MOVES: Final = 4
+
+_log = logging.getLogger(__name__)
+
+Arriving = Callable[[Recipe, Mapping[str, Path]], None]
+"""See `Fetch`; with the recipe of what is coming."""
+
+
+class RangedFiles:
+    """Obtains what one URI names. One thread."""
+
+    def __init__(
+        self, uri: str, source: RangedSource, store: Store, fetching: Fetching, report: Callable[[Progress], None]
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._with = fetching
+        self._report = report
+        self._resolving = Resolving(uri, source, store, fetching, report)
+
+    def obtain(self, arriving: Arriving | None = None) -> Snapshot:
+        """Raises StartupError in one line, also when the origin says again and again that its files have changed, and
+        not a byte comes in between."""
+        backoff, num_moves, num_bytes = Backoff(self._with.rng, shortest_s=0.5), 0, self._num_bytes()
+        while True:
+            manifest = self._resolving.manifest()
+            try:
+                snapshot = self._obtained(manifest, arriving)
+            except OriginChanged as error:
+                came, num_bytes = self._num_bytes() > num_bytes, self._num_bytes()
+                num_moves = 1 if came else num_moves + 1
+                if num_moves >= _MOST_MOVES:
+                    raise
+                _log.warning("%s; planning anew", error.message)
+                moment = self._with.clock.now() + backoff.next_s()
+                wait_until(moment, self._with.clock, lambda: self._report(Progress("plan", 0, 0, source="origin")))
+            else:
+                self._resolving.note(manifest)
+                return snapshot
+
+    def _obtained(self, manifest: Manifest, arriving: Arriving | None) -> Snapshot:
+        recipe = fetched_by(manifest)
+
+        def fetch() -> Snapshot:
+            _check(manifest)
+            tell = None if arriving is None else lambda places: arriving(recipe, places)
+            steps = Fetch(manifest, lambda: self._source.open(manifest), self._store, self._with, self._report, tell)
+            return self._store.publish(recipe, steps.run())
+
+        return obtained(self._store, recipe, fetch, self._report, "fetching the model")
+
+    def _num_bytes(self) -> int:
+        return sum(self._with.ledger.counts().num_bytes.values())
+
+
+def _check(manifest: Manifest) -> None:
+    if not manifest.files:
+        raise StartupError(f"{manifest.uri}: has no files", code="NotAModel")
+    for entry in manifest.files:
+        try:
+            check_relative(entry.path)
+        except ValueError as error:
+            raise StartupError(f"{manifest.uri}: {error}", code="BadManifest") from error
