@@ -47,7 +47,7 @@ class Pod:
         self.address = node.address(number)
         self.log = node.directory / f"{name}.log"
         self.num_starts = 0
-        self._words = words
+        self.words = words
         inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         self._environment = {**inherited, "HOME": str(node.directory), **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
@@ -66,7 +66,7 @@ class Pod:
         self.num_starts += 1
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.node.command(self._words),
+                self.node.command(self.words),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
