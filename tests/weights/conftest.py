@@ -118,6 +118,7 @@ class Ggufs:
         name: str = "tiny.gguf",
         *,
         tensors: Tensors | None = None,
+        sizes: tuple[int, int, int, int] | None = None,
         kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
         architecture: str = "llama",
         heads: int = 4,
@@ -127,15 +128,21 @@ class Ggufs:
         tokens: int | None = None,
         pre: str = "smollm",
     ) -> Path:
-        """As many tokens as embeddings unless `tokens` says otherwise; `change` may add to the file."""
-        tensors = llama_tensors() if tensors is None else tensors
-        vocab, hidden = tensors["model.embed_tokens.weight"].shape
+        """As many tokens as embeddings unless `tokens` says otherwise; `change` may add to the file. With `sizes`
+        (tokens, width, inner width, layers) it adds all tensors."""
+        if sizes is None:
+            tensors = llama_tensors() if tensors is None else tensors
+            vocab, hidden = tensors["model.embed_tokens.weight"].shape
+            inner = tensors["model.layers.0.mlp.up_proj.weight"].shape[0]
+            layers = sum(name.endswith("q_proj.weight") for name in tensors)
+        else:
+            tensors, (vocab, hidden, inner, layers) = {}, sizes
         self.root.mkdir(parents=True, exist_ok=True)
         writer = gguf.GGUFWriter(self.root / name, architecture)
         writer.add_context_length(256)
         writer.add_embedding_length(hidden)
-        writer.add_feed_forward_length(tensors["model.layers.0.mlp.up_proj.weight"].shape[0])
-        writer.add_block_count(sum(name.endswith("q_proj.weight") for name in tensors))
+        writer.add_feed_forward_length(inner)
+        writer.add_block_count(layers)
         writer.add_head_count(heads)
         writer.add_head_count_kv(kv_heads)
         writer.add_rope_freq_base(10000.0)

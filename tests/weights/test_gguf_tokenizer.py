@@ -90,6 +90,7 @@ def test_any_text_round_trips(text: str) -> None:
         ("smollm", "I'll pay 123 now\n\n  ok", ["I", "'ll", " pay", " ", "1", "2", "3", " now", "\n\n ", " ok"]),
         ("gpt-2", "I'll pay 123 now", ["I", "'ll", " pay", " 123", " now"]),
         ("llama-bpe", "I'LL pay 12345\n\n now", ["I", "'LL", " pay", " ", "123", "45", "\n\n", " now"]),
+        ("qwen2", "I'LL pay 123\n\n now", ["I", "'LL", " pay", " ", "1", "2", "3", "\n\n", " now"]),
         ("tekken", "camelCase 12 a/b\n", ["camel", "Case", " ", "1", "2", " a", "/b", "\n"]),
     ],
 )
@@ -103,15 +104,22 @@ def test_merges_apply_in_order() -> None:
     assert build(byte_level("smollm"))[0].encode("123").tokens == ["1", "2", "3"]  # digits never merge
 
 
-def test_a_known_word_needs_no_merges_where_the_model_learnt_without() -> None:
-    def with_world(pre: str) -> dict[str, Any]:
-        metadata = byte_level(pre, add_bos_token=False)
-        metadata["tokenizer.ggml.tokens"].append("world")
-        metadata["tokenizer.ggml.token_type"].append(1)
-        return metadata
+def with_world(pre: str) -> dict[str, Any]:
+    metadata = byte_level(pre, add_bos_token=False)
+    metadata["tokenizer.ggml.tokens"].append("world")
+    metadata["tokenizer.ggml.token_type"].append(1)
+    return metadata
 
+
+def test_a_known_word_needs_no_merges_where_the_model_learnt_without() -> None:
     assert build(with_world("llama-bpe"))[0].encode("world").tokens == ["world"]
     assert build(with_world("gpt-2"))[0].encode("world").tokens == ["w", "o", "r", "l", "d"]
+
+
+def test_qwen_composes_letters_and_merges_every_word() -> None:
+    tokenizer, _ = build(byte_level("qwen2"))
+    assert tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids
+    assert build(with_world("qwen2"))[0].encode("world").tokens == ["w", "o", "r", "l", "d"]
 
 
 def test_ids_are_the_positions_in_the_file() -> None:

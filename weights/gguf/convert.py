@@ -14,9 +14,10 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from tickertape.core.errors import StartupError
 from tickertape.core.ports import Progress
-from tickertape.weights.gguf.config import make_config, make_generation_config
-from tickertape.weights.gguf.names import IGNORED, hugging_face_name, unpermuted_rows
+from tickertape.weights.gguf.architectures import IGNORED
+from tickertape.weights.gguf.config import architecture_of, make_config, make_generation_config
 from tickertape.weights.gguf.reader import GgufFile
+from tickertape.weights.gguf.rotary import unpermuted_rows
 from tickertape.weights.gguf.tokenizer import make_tokenizer
 from tickertape.weights.objects import DigestWriter
 from tickertape.weights.writer import to_bfloat16, write_tensors
@@ -65,11 +66,11 @@ def convert_gguf(
 
 def _names(file: GgufFile, config: dict[str, Any]) -> dict[str, str]:
     """GGUF name -> Hugging Face name, in file order. The model must be whole, and every tensor known and readable."""
-    names = {}
+    names, architecture = {}, architecture_of(file)
     for name, tensor in file.tensors.items():
         if name in IGNORED:
             continue
-        if (renamed := hugging_face_name(name)) is None:
+        if (renamed := architecture.hugging_face_name(name)) is None:
             raise StartupError(f"{file.name}: unknown tensor {name!r}", code="UnsupportedFormat")
         if not _readable(tensor.kind):
             raise StartupError(f"{file.name}: {name!r} has the type {tensor.kind.name}", code="UnsupportedFormat")
@@ -81,21 +82,15 @@ def _names(file: GgufFile, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _check_shapes(file: GgufFile, config: dict[str, Any]) -> None:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
+    hidden = config["hidden_size"]
     expected: dict[str, tuple[int, ...]] = {"output_norm.weight": (hidden,)}
     expected["token_embd.weight"] = (config["vocab_size"], hidden)
     if not config["tie_word_embeddings"]:
         expected["output.weight"] = (config["vocab_size"], hidden)
+    shapes = architecture_of(file).layer_shapes(config)
     for layer in range(config["num_hidden_layers"]):
-        shapes = {
-            "attn_norm": (hidden,), "attn_q": (queries, hidden), "attn_k": (keys, hidden), "attn_v": (keys, hidden),
-            "attn_output": (hidden, queries), "ffn_norm": (hidden,), "ffn_gate": (inner, hidden),
-            "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
-        }  # fmt: skip
-        expected.update({f"blk.{layer}.{part}.weight": shape for part, shape in shapes.items()})
-        if f"blk.{layer}.attn_q.weight" not in file.tensors:
+        expected.update({f"blk.{layer}.{part}": shape for part, shape in shapes.items()})
+        if f"blk.{layer}.attn_norm.weight" not in file.tensors:
             break  # reported below; a wild layer count must not make a list of its own size
     for name, shape in expected.items():
         if name not in file.tensors:
@@ -108,7 +103,9 @@ def _check_shapes(file: GgufFile, config: dict[str, Any]) -> None:
 def _pieces(
     file: GgufFile, names: dict[str, str], config: dict[str, Any], *, narrow: bool
 ) -> Iterator[npt.NDArray[Any]]:
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    architecture = architecture_of(file)
+    counts = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    heads = counts if architecture.interleaved else {}
     for name in names:
         tensor = file.tensors[name]
         rows = unpermuted_rows(name, tensor.num_rows, heads) if len(tensor.shape) > 1 else np.arange(1)
@@ -117,6 +114,8 @@ def _pieces(
             values = file.rows(name, rows[first : first + step])
             if len(tensor.shape) == 1:  # a bias is permuted along its only dimension
                 values = values[:, unpermuted_rows(name, tensor.shape[0], heads)]
+            if architecture.norm_offset and name.endswith("norm.weight"):
+                values = values - np.float32(architecture.norm_offset)
             yield to_bfloat16(values) if narrow else values
 
 

@@ -21,11 +21,15 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LLAMA3_WORDS = (
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 _TEKKEN_UPPER, _TEKKEN_LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN_WORDS = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_TEKKEN_UPPER}*{_TEKKEN_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_TEKKEN_UPPER}+{_TEKKEN_LOWER}*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+_QWEN2: Final = ("qwen2", "deepseek-r1-qwen", "megrez")
 
 
 class _Vocabulary(Struct, frozen=True):
@@ -101,6 +105,7 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
         **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), _gpt2_words),
         **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_then_gpt2_words),
         **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _by_regex(_LLAMA3_WORDS)),
+        **dict.fromkeys(_QWEN2, _by_regex(_QWEN2_WORDS)),
         "tekken": _by_regex(_TEKKEN_WORDS),
     }
     if pre not in splitters:
@@ -108,11 +113,11 @@ def _byte_level(vocabulary: _Vocabulary) -> Tokenizer:
             f"{vocabulary.file}: the pre-tokeniser {pre!r} cannot be converted", code="UnsupportedTokenizer"
         )
     merges = [tuple(merge.split(" ", 1)) for merge in vocabulary.get("merges", [])]
-    whole_words = splitters[pre] not in (
-        _gpt2_words,
-        _digits_then_gpt2_words,
-    )  # as tiktoken does: a known word is one id
-    tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=whole_words))
+    ranked = splitters[pre] not in (_gpt2_words, _digits_then_gpt2_words) and pre not in _QWEN2
+    # As tiktoken does: a known word is one id.
+    tokenizer = Tokenizer(models.BPE(vocabulary.ids, merges, ignore_merges=ranked))
+    if pre in _QWEN2:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = splitters[pre]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
