@@ -38,7 +38,7 @@ class HttpClient:
         self._stall_s = stall_s
         self._timeout = urllib3.Timeout(connect=min(_CONNECT_S, stall_s), read=stall_s)
         self._proxies = getproxies()
-        self._managers: dict[str | None, urllib3.PoolManager] = {}
+        self._managers: dict[tuple[str | None, bool], urllib3.PoolManager] = {}  # by proxy, and whether for TLS
         self._answers: set[urllib3.BaseHTTPResponse] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -126,9 +126,10 @@ class HttpClient:
         with self._lock:
             if self._closed:
                 raise OriginError(f"{shown(url)}: the fetch has ended")
-            if proxy not in self._managers:
-                self._managers[proxy] = _manager(proxy)
-            return self._managers[proxy]
+            key = proxy, parts.scheme == "https"
+            if key not in self._managers:
+                self._managers[key] = _manager(*key)
+            return self._managers[key]
 
     def _failure(self, what: str, error: Exception) -> StartupError:
         if self._closed:
@@ -150,9 +151,8 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
     return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
 
 
-def _manager(proxy: str | None) -> urllib3.PoolManager:
-    trusted = ssl.create_default_context()
-    trusted.load_verify_locations(certifi.where())
+def _manager(proxy: str | None, tls: bool) -> urllib3.PoolManager:
+    trusted = _trusted() if tls or (proxy or "").startswith("https://") else None
     if proxy is None:
         return urllib3.PoolManager(maxsize=_MAX_CONNECTIONS, ssl_context=trusted)
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
@@ -170,6 +170,12 @@ def _manager(proxy: str | None) -> urllib3.PoolManager:
         )
     except faults.ProxySchemeUnknown:
         raise StartupError(f"a proxy with {parts.scheme}:// is not supported", code="UnsupportedProxy") from None
+
+
+def _trusted() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.load_verify_locations(certifi.where())  # slim images have no certificates of their own
+    return context
 
 
 def _is_small(answer: urllib3.BaseHTTPResponse) -> bool:

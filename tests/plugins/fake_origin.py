@@ -16,8 +16,10 @@ import hashlib
 import json
 import re
 import socket
+import ssl
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,12 +54,14 @@ class Repo:
 
 @dataclass
 class WebFile:
-    """A file of the web server. `etag` "": made from the content; None: it has none."""
+    """A file of the web server. `etag` "": made from the content; None: it has none. `ranges`: its host knows ranges;
+    `deaf`: it does not know conditions."""
 
     data: bytes
     etag: str | None = ""
     last_modified: float | None = None
     ranges: bool = True
+    deaf: bool = False
 
     def validators(self) -> dict[str, str]:
         tag = f'"{hashlib.md5(self.data).hexdigest()}"' if self.etag == "" else self.etag
@@ -96,20 +100,23 @@ class Seen:
 
 
 class FakeOrigin:
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        """With `tls` both hosts speak https."""
         self.hub: dict[str, Repo] = {}
         self.web: dict[str, WebFile] = {}
         self.buckets: dict[str, dict[str, bytes]] = {}
         self.tokens = {"granted", "other"}
         self.requests: list[Seen] = []
         self.faults: list[Fault] = []
+        self.num_connections = 0
         self.closing = threading.Event()
         self.lock = threading.Lock()
         self.connections: set[socket.socket] = set()
         self._signature = 1
-        self._servers = [_Server(self, name) for name in ("hub", "cdn")]
+        self._servers = [_Server(self, name, tls) for name in ("hub", "cdn")]
         self._threads = [threading.Thread(target=server.serve_forever, args=(0.02,)) for server in self._servers]
-        self.url, self.cdn_url = (f"http://127.0.0.1:{server.server_address[1]}" for server in self._servers)
+        scheme = "http" if tls is None else "https"
+        self.url, self.cdn_url = (f"{scheme}://127.0.0.1:{server.server_address[1]}" for server in self._servers)
 
     def __enter__(self) -> FakeOrigin:
         for thread in self._threads:
@@ -120,15 +127,20 @@ class FakeOrigin:
         self.closing.set()
         for server in self._servers:
             server.shutdown()
-        with self.lock:
-            for connection in self.connections:
-                connection.shutdown(socket.SHUT_RDWR)
+        self.hang_up()
         for server, thread in zip(self._servers, self._threads, strict=True):
             server.server_close()
             thread.join()
 
     def order(self, *faults: Fault) -> None:
         self.faults += faults
+
+    def hang_up(self) -> None:
+        """Ends all connections."""
+        with self.lock:
+            for connection in self.connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def expire(self) -> None:
         """Signed URLs given out until now have lapsed."""
@@ -155,10 +167,12 @@ class _Server(ThreadingHTTPServer):
     block_on_close = True
     request_queue_size = 64
 
-    def __init__(self, origin: FakeOrigin, name: str) -> None:
+    def __init__(self, origin: FakeOrigin, name: str, tls: ssl.SSLContext | None) -> None:
         self.origin = origin
         self.name = name
         super().__init__(("127.0.0.1", 0), _Handler)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients that hang up are what is tested here."""
@@ -173,6 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         with self.server.origin.lock:
             self.server.origin.connections.add(self.connection)
+            self.server.origin.num_connections += 1
 
     def finish(self) -> None:
         with self.server.origin.lock:
@@ -198,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self.at):
             self._resolve(*match.groups())
         elif file := origin.web.get(self.at[1:]):
-            self._file(file.data, file.validators(), ranges=file.ranges)
+            self._file(file.data, file.validators(), ranges=file.ranges, deaf=file.deaf)
         elif (bucket := self.at.split("/")[1]) in origin.buckets:
             self._bucket(bucket, self.at.removeprefix(f"/{bucket}").lstrip("/"))
         else:
@@ -303,9 +318,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def _file(self, data: bytes, headers: Mapping[str, str], *, ranges: bool = True) -> None:
-        expected = self.headers.get("If-Match")
-        before = self.headers.get("If-Unmodified-Since")
+    def _file(self, data: bytes, headers: Mapping[str, str], *, ranges: bool = True, deaf: bool = False) -> None:
+        expected = None if deaf else self.headers.get("If-Match")
+        before = None if deaf else self.headers.get("If-Unmodified-Since")
         if expected not in (None, "*", headers.get("ETag")) or before not in (None, headers.get("Last-Modified")):
             self._answer(412, b"changed", headers)
             return
@@ -322,8 +337,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         fault = self.fault
-        self.send_response(status)
-        for name, value in {**(headers or {}), **({"Content-Encoding": "gzip"} if fault.encoded else {})}.items():
+        self.send_response_only(status)
+        headers = {"Date": self.date_time_string(), **(headers or {})}
+        if fault.encoded:
+            headers["Content-Encoding"] = "gzip"
+        for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
