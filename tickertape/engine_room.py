@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,8 +33,12 @@ __all__ = ["PagedParts", "Report", "build_loop", "find_backend", "make", "start_
 
 Report = Callable[[Progress], None]
 
-_WARM_TOKENS_ON_CPU: Final = 128
-"""There no kernel is made for a shape, and a prompt of a thousand tokens takes seconds."""
+_PROMPT_ON_CPU: Final = 64
+_FEW_ROWS: Final = 4
+_WARM_S: Final = 2.0
+"""On the CPU nothing is made for a shape: a long prompt there is time lost, and so are many rows where each costs as
+much as the first."""
+
 
 _log = logging.getLogger(__name__)
 
@@ -189,17 +194,29 @@ def _teller(model: str, plugins: Plugins) -> Callable[[float, EngineStats], None
 
 def _warm(loop: EngineLoop, limits: Limits, *, on_cpu: bool) -> None:
     """Steps of the largest shapes through the whole engine, as far as the blocks last, so that no client pays for lazy
-    set-up: as many rows as there may be, and beside them a long prompt."""
+    set-up: as many rows as there may be, and beside them a long prompt. On the CPU only if a few rows promise that it
+    takes no longer than a moment."""
     capacity = loop.stats().kv_capacity_tokens
     num_rows = max(1, min(limits.max_num_seqs, capacity // limits.block_tokens))
-    num_tokens = min(limits.max_batch_tokens, limits.max_model_len - 1, capacity - num_rows * limits.block_tokens)
+    most = min(limits.max_batch_tokens, limits.max_model_len - 1, capacity - num_rows * limits.block_tokens)
+    length = max(1, min(most, _PROMPT_ON_CPU) if on_cpu else most)
     if on_cpu:
-        num_tokens = min(num_tokens, _WARM_TOKENS_ON_CPU)
-    for number in range(num_rows):  # two tokens each: the second is a step of decoding
-        length = max(1, num_tokens) if number == num_rows - 1 else 1
-        sampling = SamplingParams(max_tokens=2 if limits.max_model_len > length + 1 else 1, seed=0, temperature=0.0)
-        prompt = pack_tokens([0] * length)
-        loop.submit(Request(id=number, prompt=prompt, num_prompt_tokens=length, sampling=sampling))
+        _run_dummies(loop, limits, 1, 1)
+        few = min(_FEW_ROWS, num_rows)
+        started = time.perf_counter()
+        _run_dummies(loop, limits, few, 1)
+        if (time.perf_counter() - started) / few * (num_rows + length) > _WARM_S:
+            return
+    _run_dummies(loop, limits, num_rows, length)
+
+
+def _run_dummies(loop: EngineLoop, limits: Limits, num_rows: int, length: int) -> None:
+    """Rows of one token, the last of `length`; a second token each where there is room, which is a step of decoding."""
+    for number in range(num_rows):
+        num_tokens = length if number == num_rows - 1 else 1
+        sampling = SamplingParams(max_tokens=2 if limits.max_model_len > num_tokens + 1 else 1, seed=0, temperature=0.0)
+        prompt = pack_tokens([0] * num_tokens)
+        loop.submit(Request(id=number, prompt=prompt, num_prompt_tokens=num_tokens, sampling=sampling))
     while loop.has_work():
         for _, error in loop.step().failures:
             raise error
