@@ -23,7 +23,7 @@ class TokenBucket:
     def __init__(self, mbps: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._bytes_per_s = mbps * 1e6 / 8 if mbps is not None else None
         self._clock = clock
-        self._free_at = clock()
+        self._free_at = clock() - _BURST_S
         self._lock = threading.Lock()
 
     def take(self, num_bytes: int) -> float:

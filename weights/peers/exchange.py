@@ -80,6 +80,8 @@ class Exchange:
             request = self._event(self._timeouts.idle_s)
             if not isinstance(request, h11.Request):
                 raise Dropped
+            if request.http_version not in (b"1.1", b"1.0"):
+                raise BadRequest(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED)
             if not isinstance(self._event(self._timeouts.head_s), h11.EndOfMessage):
                 raise BadRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         except h11.RemoteProtocolError as error:

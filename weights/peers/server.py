@@ -243,7 +243,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         dual = host == "::" and socket.has_dualstack_ipv6()
-        listener = socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=dual)
+        listener = socket.create_server((host, port), family=family, backlog=512, dualstack_ipv6=dual)
     except OSError as error:
         reason = error.strerror or "not an address of this machine"
         raise StartupError(f"cannot serve peers on port {port}: {reason}", code="PortInUse") from error
