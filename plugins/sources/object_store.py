@@ -20,20 +20,14 @@ API = (1, 0)
 
 
 class ObjectStoreSource:
-    """`config` and `client_options` go to obstore's stores as they are, over what they find in the environment.
-    `stall_s`: a store that is silent for so long has failed."""
+    """`config` goes to obstore's stores as it is, over what they find in the environment. `stall_s`: a store that is
+    silent for so long has failed."""
 
     name = "object_store"
     schemes = ("s3", "gs", "az")
 
-    def __init__(
-        self,
-        config: Mapping[str, Any] | None = None,
-        client_options: Mapping[str, Any] | None = None,
-        stall_s: float = 30.0,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any] | None = None, stall_s: float = 30.0) -> None:
         self._config = dict(config or {})
-        self._client_options = dict(client_options or {})
         self._stall_s = stall_s
 
     def pinned(self, uri: str) -> bool:
@@ -53,7 +47,7 @@ class ObjectStoreSource:
             raise StartupError(f"{uri}: needs obstore; install tickertape[objectstore]", code="MissingDependency")
         from tickertape.plugins.sources.bucket import Bucket
 
-        return Bucket(uri, self._config, self._client_options, self._stall_s)
+        return Bucket(uri, self._config, self._stall_s)
 
 
 @hookimpl

@@ -293,7 +293,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         self._answer(404, b"not found")
 
-    # -- an object store, as S3 and GCS list one -----------------------------------------------------------------------
+    # -- an object store, as S3 and GCS list one, and as Azure does ----------------------------------------------------
 
     def _bucket(self, bucket: str, key: str) -> None:
         objects = self.server.origin.buckets[bucket]
@@ -308,13 +308,23 @@ class _Handler(BaseHTTPRequestHandler):
         for path in sorted(path for path in objects if path.startswith(prefix)):
             if "delimiter" in self.query and "/" in path[len(prefix) :]:
                 continue
-            etag, size = WebFile(objects[path]).validators()["ETag"], len(objects[path])
-            parts.append(
-                f"<Contents><Key>{escape(path)}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
-                f"<ETag>{escape(etag)}</ETag><Size>{size}</Size></Contents>"
-            )
-        body = f"<ListBucketResult><Name>{bucket}</Name><IsTruncated>false</IsTruncated>{''.join(parts)}"
-        self._answer(200, f"{body}</ListBucketResult>".encode(), {"Content-Type": "application/xml"})
+            key, etag, size = escape(path), escape(WebFile(objects[path]).validators()["ETag"]), len(objects[path])
+            if "comp" in self.query:
+                parts.append(
+                    f"<Blob><Name>{key}</Name><Properties><Last-Modified>{formatdate(0, usegmt=True)}</Last-Modified>"
+                    f"<Etag>{etag}</Etag><Content-Length>{size}</Content-Length>"
+                    "<Content-Type>application/octet-stream</Content-Type></Properties></Blob>"
+                )
+            else:
+                parts.append(
+                    f"<Contents><Key>{key}</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified>"
+                    f"<ETag>{etag}</ETag><Size>{size}</Size></Contents>"
+                )
+        if "comp" in self.query:
+            body = f"<EnumerationResults><Blobs>{''.join(parts)}</Blobs><NextMarker /></EnumerationResults>"
+        else:
+            body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(parts)}</ListBucketResult>"
+        self._answer(200, body.encode(), {"Content-Type": "application/xml"})
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
