@@ -17,7 +17,7 @@ from tickertape.weights.header import DTYPE_BYTES, Header, TensorInfo
 from tickertape.weights.objects import DigestWriter
 from tickertape.weights.writer import to_bfloat16, write_tensors
 
-__all__ = ["CASTER_VERSION", "CASTS", "cast_file"]
+__all__ = ["CASTER_VERSION", "CASTS", "cast_bytes", "cast_file"]
 
 CASTER_VERSION: Final = "1"
 """Part of the recipe of what is made here: raise it whenever the output changes."""
@@ -28,6 +28,16 @@ CASTS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _NUMPY: Final = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _ROUTER: Final = re.compile(r"(^|\.)(gate|router|weights_proj)\.")
 _PIECE_BYTES: Final = 8 << 20
+
+
+def cast_bytes(header: Header, wanted: str, found: str) -> int:
+    """How many bytes of tensors `cast_file` writes."""
+    old, new = CASTS[found], CASTS[wanted]
+    narrowed = (
+        info.size_bytes // DTYPE_BYTES[old] * DTYPE_BYTES[new] if _is_cast(name, info, old, new) else info.size_bytes
+        for name, info in header.tensors.items()
+    )
+    return sum(narrowed)
 
 
 def cast_file(

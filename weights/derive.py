@@ -9,9 +9,10 @@ from typing import Final
 
 from tickertape.core.errors import StartupError
 from tickertape.core.ports import Progress
-from tickertape.weights.cast import CASTER_VERSION, CASTS, cast_file
+from tickertape.weights.cast import CASTER_VERSION, CASTS, cast_bytes, cast_file
 from tickertape.weights.files import unwritable
 from tickertape.weights.header import Header
+from tickertape.weights.ledger import Ledger
 from tickertape.weights.objects import DigestWriter
 from tickertape.weights.overlay import ModelFiles
 from tickertape.weights.shards import read_shards
@@ -27,12 +28,23 @@ _log = logging.getLogger(__name__)
 
 
 class Derivation:
-    """Gathers derived files of one model; `directory` is where they lie over the rest of it."""
+    """Gathers derived files of one model; `directory` is where they lie over the rest of it. Bytes that are made count
+    as "derived" in `ledger`; `make_room` is asked before weights are written, and raises StartupError, code NoSpace."""
 
-    def __init__(self, store: Store, files: ModelFiles, report: Report) -> None:
+    def __init__(
+        self,
+        store: Store,
+        files: ModelFiles,
+        report: Report,
+        *,
+        ledger: Ledger | None = None,
+        make_room: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._store = store
         self._files = files
         self._report = report
+        self._ledger = ledger or Ledger()
+        self._make_room = make_room
         self._made: dict[str, str] = {}
 
     def tokenizer(self) -> None:
@@ -51,6 +63,7 @@ class Derivation:
                 for name, content in convert_tokenizer(directory).items():
                     with DigestWriter(work / name) as out:
                         out.write(content)
+                    self._ledger.received("derived", out.size_bytes)
                     self._store.objects.adopt(work / name, out.sha256)
                     digests[name] = out.sha256
                 return self._store.publish(recipe, digests)
@@ -89,8 +102,10 @@ class Derivation:
         recipe = Recipe("cast", {"caster": CASTER_VERSION, **inputs})
 
         def cast() -> Snapshot:
+            self._make_room(cast_bytes(header, wanted, found))
             with self._store.workspace(recipe) as work:
                 digest = cast_file(path, header, work / path.name, wanted, found, self._report)
+                self._ledger.received("derived", (work / path.name).stat().st_size)
                 self._store.objects.adopt(work / path.name, digest)
                 return self._store.publish(recipe, {path.name: digest})
 

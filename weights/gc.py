@@ -60,14 +60,15 @@ def evictable(usage: Usage) -> tuple[Victim, ...]:
     free = _Counted(usage)
     for kept in filter(_unfinished, usage.snapshots):  # these are garbage, and went before
         free.without(kept)
+    # Who uses what was made of a model uses the model: a start asks for both.
     used = {kept.id: kept.last_used for kept in usage.snapshots}
+    busy = {kept.id for kept in usage.snapshots if kept.in_use or kept.pinned}
     for kept in usage.snapshots:
-        for root in kept.roots & used.keys():  # who uses what was made of a model uses the model
+        for root in kept.roots & used.keys():
             used[root] = max(used[root], kept.last_used)
+            busy |= {root} if kept.in_use else set()
     queue: list[tuple[float, bool, Kept | Leftover]] = [
-        (used[kept.id], kept.id in kept.roots, kept)
-        for kept in usage.snapshots
-        if kept.recipes and not (kept.in_use or kept.pinned)
+        (used[kept.id], kept.id in kept.roots, kept) for kept in usage.snapshots if kept.recipes and kept.id not in busy
     ]
     queue += [(left.last_used, False, left) for left in usage.leftovers if left.kind != "tmp" and not left.busy]
     queue.sort(key=lambda item: item[:2])

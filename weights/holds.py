@@ -85,6 +85,8 @@ class Holds:
 
     def touch(self) -> None:
         """Notes that what is held is still used. Call it now and then in a process that lives long."""
+        if not os.access(self._root, os.W_OK):
+            return
         with self._lock:
             used = [path for path in self._fds if path.parent.name == "used"]
         for path in used:
@@ -98,7 +100,8 @@ class Holds:
         self.drop(self._root / "used" / snapshot)
 
     def close(self) -> None:
-        """Drops everything. May be called twice."""
+        """Drops everything, which was in use until now. May be called twice."""
+        self.touch()
         with self._lock:
             _close_all(self._fds)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
@@ -82,11 +82,11 @@ def materialize(
             directory, files = _in_place(store, Path(place), manifest.files)
     if (gguf := _only_gguf(files)) is not None:
         name = name or served_name(gguf.path)
-        snapshot = _converted(store, directory, gguf, report)
+        snapshot = _converted(store, directory, gguf, report, fetching)
         directory, files = snapshot.path, snapshot.files
     name = name or served_name(place)
     spec = read_spec(directory, name)
-    derivation = Derivation(store, ModelFiles(directory, files), report)
+    derivation = Derivation(store, ModelFiles(directory, files), report, **_means(fetching))
     if not reads_itself(directory):
         derivation.tokenizer()
     derivation.weights(spec.dtype, dtype)
@@ -151,7 +151,12 @@ def _fetched(store: Store, source: WeightSource, manifest: Manifest, report: Rep
     return obtained(store, recipe, fetch, report, "fetching the model")
 
 
-def _converted(store: Store, directory: Path, gguf: FileEntry, report: Report) -> Snapshot:
+def _means(fetching: Fetching | None) -> dict[str, Any]:
+    """What conversions take of it."""
+    return {} if fetching is None else {"ledger": fetching.ledger, "make_room": fetching.make_room}
+
+
+def _converted(store: Store, directory: Path, gguf: FileEntry, report: Report, fetching: Fetching | None) -> Snapshot:
     from tickertape.weights.gguf.convert import CONVERTER_VERSION, convert_gguf  # heavy, and needed once only
 
     path = directory / gguf.path
@@ -165,7 +170,7 @@ def _converted(store: Store, directory: Path, gguf: FileEntry, report: Report) -
 
     def convert() -> Snapshot:
         with store.workspace(recipe) as work:
-            digests = convert_gguf(path, work, report)
+            digests = convert_gguf(path, work, report, **_means(fetching))
             for file, sha256 in digests.items():
                 store.objects.adopt(work / file, sha256)
             return store.publish(recipe, digests)

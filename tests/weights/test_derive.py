@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import tracemalloc
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
 from tickertape.plugins.sources.directory import DirectorySource
 from tickertape.testing.tokenizers import byte_level_tokenizer
 from tickertape.weights.cast import cast_file
+from tickertape.weights.fetch.fetching import Fetching
+from tickertape.weights.gguf.convert import convert_gguf
 from tickertape.weights.mapping import MappedWeights
 from tickertape.weights.materialize import materialize
 from tickertape.weights.store import Store
@@ -199,3 +204,52 @@ def test_a_tokenizer_that_cannot_be_converted_is_refused_by_name(models: Any, tm
     directory, _ = tiny(models, "float32", **{"spiece.model": b"x"})
     with pytest.raises(StartupError, match=r"^spiece\.model cannot be converted to a tokenizer\.json$"):
         obtain(directory, tmp_path / "store")
+
+
+def test_what_is_made_is_counted_and_room_is_made_for_it(models: Any, ggufs: Any, tmp_path: Path) -> None:
+    asked: list[int] = []
+    fetching = replace(Fetching.alone(tmp_path / "store"), make_room=asked.append)
+    directory, _ = tiny(models, "float32")
+    spec = obtain(directory, tmp_path / "store", "bfloat16", fetching=fetching)
+    made = (Path(spec.path) / "model.safetensors").stat().st_size
+    assert fetching.ledger.counts().num_bytes == {"derived": made}
+    assert asked == [spec.weight_bytes]
+    spec = obtain(ggufs.write(), tmp_path / "store", fetching=fetching)
+    made += sum(path.stat().st_size for path in Path(spec.path).iterdir())
+    assert fetching.ledger.counts().num_bytes == {"derived": made}
+    assert asked[1:] == [spec.weight_bytes]
+    obtain(ggufs.root / "tiny.gguf", tmp_path / "store", fetching=fetching)
+    assert len(asked) == 2  # found, not made
+
+
+def test_without_room_for_a_cast_the_workers_cast_for_themselves(models: Any, tmp_path: Path) -> None:
+    def refuse(_: int) -> None:
+        raise StartupError("no space in the weights store", code="NoSpace")
+
+    fetching = replace(Fetching.alone(tmp_path / "store"), make_room=refuse)
+    directory, _ = tiny(models, "float32")
+    assert obtain(directory, tmp_path / "store", "bfloat16", fetching=fetching).path == str(directory)
+
+
+def test_a_conversion_takes_little_memory(ggufs: Any, tmp_path: Path) -> None:
+    """Most of it is one tensor of 128 MiB as float32; a piece of 8 MiB is worked on at a time."""
+    kind, rows, width, inner = GGMLQuantizationType.Q8_0, 32768, 1024, 64
+    shapes = {"attn_q": (width, width), "attn_k": (width // 2, width), "attn_v": (width // 2, width),
+              "attn_output": (width, width), "ffn_gate": (inner, width), "ffn_up": (inner, width),
+              "ffn_down": (width, inner)}  # fmt: skip
+
+    def add(writer: Any) -> None:
+        for name, shape in {"token_embd": (rows, width), **{f"blk.0.{n}": s for n, s in shapes.items()}}.items():
+            raw = np.zeros((shape[0], shape[1] // 32 * 34), np.uint8)
+            writer.add_tensor(f"{name}.weight", raw, raw_shape=raw.shape, raw_dtype=kind)
+        for name in ("output_norm.weight", "blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"):
+            writer.add_tensor(name, np.ones(width, np.float32))
+
+    path = ggufs.write(sizes=(rows, width, inner, 1), tokens=300, change=add)
+    (tmp_path / "target").mkdir()
+    tracemalloc.start()
+    convert_gguf(path, tmp_path / "target", lambda _: None)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "target" / "model.safetensors").stat().st_size > rows * width * 4
+    assert peak_bytes < rows * width * 4 // 3

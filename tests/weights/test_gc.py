@@ -137,6 +137,15 @@ def test_what_is_in_use_or_pinned_stays(tmp_path: Path, by: str) -> None:
     assert collect(tmp_path) == len(b"content")
 
 
+def test_a_model_is_in_use_while_what_was_made_of_it_is(tmp_path: Path) -> None:
+    fill(tmp_path, "source", {"m.gguf": b"quantised"}, 30)
+    user = Store(tmp_path)
+    publish(user, Recipe("gguf", {"sha256": digest(b"quantised")}), {"model.safetensors": b"expanded"})
+    assert collect(tmp_path) == 0
+    user.close()
+    assert collect(tmp_path) == len(b"quantised" + b"expanded")
+
+
 def test_a_pin_covers_what_is_made_of_the_model(tmp_path: Path) -> None:
     source = fill(tmp_path, "source", {"m.gguf": b"quantised"})
     store = Store(tmp_path)
@@ -414,7 +423,7 @@ class Actors(RuleBasedStateMachine):
             assert {path.name: path.read_bytes() for path in found.path.iterdir()} == CONTENTS[name]
 
 
-Actors.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+Actors.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestActors = Actors.TestCase
 
 
@@ -511,8 +520,8 @@ from tickertape.weights.objects import DigestWriter
 from tickertape.weights.store import Recipe, Store
 
 MODELS = {name: {f"f{c}": c.encode() for c in name} for name in ("ab", "bc", "abc")}
-root, rounds, collects = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "collect"
-draw = random.Random(sys.argv[2])
+root, stop, seed = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+draw = random.Random(seed)
 
 def publish(store, recipe, files):
     digests = {}
@@ -525,10 +534,9 @@ def publish(store, recipe, files):
     return store.publish(recipe, digests)
 
 num_found = num_removed = 0
-for _ in range(rounds):
-    if collects:
-        num_removed += Collector(Store(root)).collect(lambda _: False)
-        continue
+while seed == "collector" and not stop.exists():
+    num_removed += Collector(Store(root)).collect(lambda _: False)
+for _ in range(0 if seed == "collector" else 150):
     name, files = draw.choice(list(MODELS.items()))
     store, recipe = Store(root), Recipe("fetch", {"uri": name, "revision": "1"})
     snapshot = store.find(recipe)
@@ -538,18 +546,20 @@ for _ in range(rounds):
             snapshot = store.find(recipe) or publish(store, recipe, files)
     assert {path.name: path.read_bytes() for path in snapshot.path.iterdir()} == files
     store.close()
-print(num_removed if collects else num_found)
+print(num_removed, num_found)
 """
 
 
 def test_servers_and_collectors_of_other_processes(quick_disk: Path) -> None:
-    jobs = [("150", "use"), ("151", "use"), ("150", "collect")]
-    command = [sys.executable, "-c", RACE, str(quick_disk / "store")]
-    running = [
-        subprocess.Popen([*command, *job], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for job in jobs
-    ]
-    results = [process.communicate(timeout=120) for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0], [error for _, error in results]
-    found, _, removed = (int(output) for output, _ in results)
+    command = [sys.executable, "-c", RACE, str(quick_disk / "store"), str(quick_disk / "stop")]
+    one, two, collector = (
+        subprocess.Popen([*command, seed], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for seed in ("1", "2", "collector")
+    )
+    results = [user.communicate(timeout=120) for user in (one, two)]
+    (quick_disk / "stop").touch()
+    results.append(collector.communicate(timeout=120))
+    assert [process.returncode for process in (one, two, collector)] == [0, 0, 0], [error for _, error in results]
+    removed, found = (sum(numbers) for numbers in zip(*(map(int, out.split()) for out, _ in results), strict=True))
     assert found > 0
     assert removed > 0

@@ -89,6 +89,9 @@ def test_the_last_use_is_noted_once_an_hour(tmp_path: Path) -> None:
     os.utime(used, (then, then))
     holds.touch()
     assert used.stat().st_mtime > then + 1
+    os.utime(used, (then, then))
+    holds.close()  # it was in use until now
+    assert used.stat().st_mtime > then + 1
 
 
 def test_nothing_is_made_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from tickertape.weights.gguf.config import architecture_of, make_config, make_ge
 from tickertape.weights.gguf.reader import GgufFile
 from tickertape.weights.gguf.rotary import unpermuted_rows
 from tickertape.weights.gguf.tokenizer import make_tokenizer
+from tickertape.weights.ledger import Ledger
 from tickertape.weights.objects import DigestWriter
 from tickertape.weights.writer import to_bfloat16, write_tensors
 
@@ -37,11 +38,14 @@ def convert_gguf(
     report: Callable[[Progress], None],
     *,
     float32_below_bytes: int = _FLOAT32_BELOW_BYTES,
+    ledger: Ledger | None = None,
+    make_room: Callable[[int], None] = lambda _: None,
 ) -> dict[str, str]:
     """Fills the empty directory `target` and returns the sha256 of each file in it, by name.
 
     Every quantisation that the `gguf` library knows is expanded: to float32 when the result stays below
-    `float32_below_bytes`, else to bfloat16. Raises StartupError, naming the file, when it cannot be read or expressed.
+    `float32_below_bytes`, else to bfloat16. Bytes written count as "derived" in `ledger`; `make_room` is asked before.
+    Raises StartupError, naming the file, when it cannot be read or expressed, and what `make_room` raises.
     """
     with GgufFile(source) as file:
         config = make_config(file)
@@ -54,13 +58,17 @@ def convert_gguf(
             "generation_config.json": make_generation_config(file.metadata),
             **make_tokenizer(file.name, file.metadata),
         }
+        num_bytes = num_values * (2 if narrow else 4)
+        make_room(num_bytes)
         digests = {name: _write_document(target / name, content) for name, content in documents.items()}
         with DigestWriter(target / "model.safetensors") as out:
             dtype = "BF16" if narrow else "F32"
             layout = {names[name]: (dtype, file.tensors[name].shape) for name in names}
             pieces = _pieces(file, names, config, narrow=narrow)
-            write_tensors(out, layout, _reported(pieces, num_values * (2 if narrow else 4), report))
+            write_tensors(out, layout, _reported(pieces, num_bytes, report))
             digests["model.safetensors"] = out.sha256
+    if ledger is not None:
+        ledger.received("derived", sum((target / name).stat().st_size for name in digests))
     return digests
 
 
