@@ -323,6 +323,7 @@ class Front:
         assert error is not None
         self._standing.failed(reason_of(error))
         complain(error, self._settings.chosen_termination_log)
+        self._boot.kill_children()  # also those that were never given anything to do
         linger_s = self._settings.startup_linger_s
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(asked), None if math.isinf(linger_s) else linger_s)
