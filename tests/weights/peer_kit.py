@@ -6,6 +6,7 @@ import hashlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -138,6 +139,13 @@ def until_gone(connection: socket.socket) -> None:
     """Waits until the other side has closed."""
     while connection.recv(1024):
         pass
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def named(content: bytes) -> FileEntry:

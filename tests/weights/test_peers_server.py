@@ -8,14 +8,13 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.weights.peer_kit import TOKEN, Node
+from tests.weights.peer_kit import TOKEN, Node, until
 from tickertape.core.errors import StartupError
 from tickertape.core.sources import CHUNK_BYTES, FileEntry
 from tickertape.weights.ledger import Ledger
@@ -43,7 +42,7 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
     yield make
     for node in made:
         node.close()
-    assert [t.name for t in threading.enumerate() if t.name.startswith(("peers-", "chunk-"))] == []
+    assert [t.name for t in threading.enumerate() if t.name.startswith("peers-")] == []
 
 
 class Got:
@@ -553,12 +552,15 @@ def test_its_threads_are_nice(nodes: Nodes) -> None:
         connection.sendall(b"x\r\n\r\n")
         read_all(connection)
         with connect(node):
-            until(lambda: any(thread.name == "peers-serve" for thread in threading.enumerate()))
-            serving = [thread for thread in threading.enumerate() if thread.name.startswith("peers-")]
-            nice = [os.getpriority(os.PRIO_PROCESS, thread.native_id or 0) for thread in serving]
-    assert nice
+            until(lambda: len(native_ids()) == 2)
+            nice = [os.getpriority(os.PRIO_PROCESS, native_id) for native_id in native_ids()]
     assert min(nice) >= 10
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+
+
+def native_ids() -> list[int]:
+    """Of the threads of servers, as far as they have begun."""
+    return [t.native_id for t in threading.enumerate() if t.name.startswith("peers-") and t.native_id is not None]
 
 
 def test_a_port_in_use_is_a_reason(nodes: Nodes, tmp_path: Path) -> None:
@@ -566,10 +568,3 @@ def test_a_port_in_use_is_a_reason(nodes: Nodes, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=f"cannot serve peers on port {node.port}: Address already in use") as caught:
         PeerServer(Store(tmp_path), "127.0.0.1", node.port, token=None, max_uploads=1, max_mbps=None, ledger=Ledger())
     assert caught.value.code == "PortInUse"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

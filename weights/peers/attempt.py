@@ -117,18 +117,21 @@ class Attempt:
         span = self.span
         started = time.monotonic()
         wanted = [("Range", f"bytes={span.start}-{span.end - 1}"), ("If-Match", etag(span.sha256))]
-        connection, answer = self._connections.ask(self._address, f"/weights/{span.sha256}", [*self._headers, *wanted])
+        target, headers = f"/weights/{span.sha256}", [*self._headers, *wanted]
+        connection, answer = self._connections.ask(self._address, target, headers, self._use)
         try:
-            with self._wake:
-                self._connection = connection
-                if self._is_cancelled:
-                    return
             _check(answer, span)
             self._fill_blocks(connection, started)
         finally:
             with self._wake:
                 self._connection = None
             self._connections.give_back(connection)
+
+    def _use(self, connection: Connection) -> None:
+        with self._wake:
+            if self._is_cancelled:
+                raise Unanswered("nobody wants it any more")
+            self._connection = connection
 
     def _fill_blocks(self, connection: Connection, started: float) -> None:
         left = self.span.end - self.span.start

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -34,6 +34,10 @@ class Patience(Struct, frozen=True):
 
 class Unanswered(Exception):
     """The peer is not there, silent, or does not speak the protocol."""
+
+
+class _Stale(Unanswered):
+    """It was closed before an answer began: so it goes with a connection that was idle for too long."""
 
 
 class Answer(Struct, frozen=True):
@@ -75,6 +79,8 @@ class Connection:
             self._socket.settimeout(self._patience.head_s)
             self._socket.sendall(request + (http.send(h11.EndOfMessage()) or b""))
             response = self._response(http)
+        except ConnectionError as error:
+            raise _Stale(f"no answer: {error.strerror or error}") from error
         except OSError as error:
             raise Unanswered(f"no answer: {error.strerror or error}") from error
         except h11.RemoteProtocolError as error:
@@ -120,7 +126,7 @@ class Connection:
             if event is h11.NEED_DATA:
                 data = self._socket.recv(_RECV_BYTES)
                 if not data:
-                    raise Unanswered("no answer: closed")
+                    raise _Stale("no answer: closed")
                 http.receive_data(data)
             elif isinstance(event, h11.Response):
                 return event
@@ -151,18 +157,28 @@ class Connections:
         self._closed = False
         self._lock = threading.Lock()
 
-    def ask(self, address: Address, target: str, headers: Sequence[tuple[str, str]]) -> tuple[Connection, Answer]:
-        """Hand the connection to `give_back` when its body is read, or to `drop`. Raises Unanswered."""
+    def ask(
+        self,
+        address: Address,
+        target: str,
+        headers: Sequence[tuple[str, str]],
+        using: Callable[[Connection], None] = lambda _: None,
+    ) -> tuple[Connection, Answer]:
+        """Hand the connection to `give_back` when its body is read. `using` hears of it before it is used; to refuse it,
+        raise Unanswered, which is raised else when no answer comes."""
         while True:
             connection = self._take(address)
-            is_first = connection.num_requests == 0
+            is_new = connection.num_requests == 0
             try:
+                using(connection)
                 return connection, connection.ask(target, headers)
-            except Unanswered:
-                self.drop(connection)
-                if is_first:
+            except _Stale:
+                self._drop(connection)
+                if is_new:
                     raise
-                # an idle connection may have been closed at the other end; asking again does no harm
+            except Unanswered:
+                self._drop(connection)
+                raise
 
     def give_back(self, connection: Connection) -> None:
         with self._lock:
@@ -174,7 +190,7 @@ class Connections:
                 return
         connection.close()
 
-    def drop(self, connection: Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         with self._lock:
             self._busy.discard(connection)
         connection.close()
@@ -201,6 +217,6 @@ class Connections:
             self._busy.add(connection)
             closed = self._closed
         if closed:
-            self.drop(connection)
+            self._drop(connection)
             raise Unanswered("closed")
         return connection

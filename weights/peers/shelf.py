@@ -64,6 +64,7 @@ class Shelf:
         self._listing = Listing(b"", "")
         self._stale_at = clock()
         self._digesting: dict[str, _Digesting] = {}
+        self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
 
     def listing(self) -> Listing:
@@ -99,16 +100,20 @@ class Shelf:
                 if (fd := self._objects.open_verified(sha256)) is None:
                     return ()
                 job = self._digesting[sha256] = _Digesting(fd)
-                threading.Thread(target=self._digest, args=(sha256, job), name="chunk-digests", daemon=True).start()
+                self._start(threading.Thread(target=self._digest, args=(sha256, job), name="peers-digest", daemon=True))
         return job.result if job.done.wait(patience_s) else None
 
     def close(self) -> None:
         """Ends the computing of digests."""
         self._closed.set()
         with self._lock:
-            jobs = list(self._digesting.values())
-        for job in jobs:
-            job.done.wait(5.0)
+            threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join()
+
+    def _start(self, thread: threading.Thread) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()] + [thread]
+        thread.start()
 
     def _inventory(self) -> Inventory:
         whole = dict(self._objects.verified())
