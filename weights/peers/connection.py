@@ -164,8 +164,8 @@ class Connections:
         headers: Sequence[tuple[str, str]],
         using: Callable[[Connection], None] = lambda _: None,
     ) -> tuple[Connection, Answer]:
-        """Hand the connection to `give_back` when its body is read. `using` hears of it before it is used; to refuse it,
-        raise Unanswered, which is raised else when no answer comes."""
+        """Hand the connection to `give_back` when its body is read. `using` hears of it before it is used; to refuse
+        it, raise Unanswered, which is raised too when no answer comes."""
         while True:
             connection = self._take(address)
             is_new = connection.num_requests == 0
