@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Final
 
 from tickertape.api.logs import JsonFormatter
 
 __all__ = ["configure_logs"]
+
+_OUTSPOKEN: Final = ("httpcore", "httpcore2", "httpx", "httpx2", "urllib3")
+"""Libraries that log every request with its URL, in which a signature may stand."""
 
 
 class _OfProcess(logging.Filter):
@@ -31,3 +35,5 @@ def configure_logs(level: str, process: str) -> None:
         handler.setFormatter(JsonFormatter())
         handler.addFilter(_OfProcess(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _OUTSPOKEN:
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.plugins.fake_origin import FakeOrigin, Fault, WebFile
+from tests.plugins.fake_origin import FakeOrigin, Fault, Repo, WebFile
 from tickertape.plugins import (
     CHUNK_BYTES,
     FileEntry,
@@ -416,6 +418,32 @@ def test_certificates_are_checked_and_https_is_not_left(tmp_path: Path, monkeypa
             with pytest.raises(StartupError, match="away from https"):
                 read(reading, manifest.files[0], 5, 10)
         assert not plain.requests
+
+
+LOGGED = """
+import sys
+from tickertape.logs import configure_logs
+from tickertape.plugins.sources.hf import HubSource
+from tickertape.plugins.sources.https import HttpsSource
+configure_logs("debug", "fetcher")
+web, hub = HttpsSource(), HubSource(sys.argv[1], "a-secret")
+for source, uri in ((web, f"{sys.argv[1]}/m/x.gguf?token=a-secret"), (hub, "hf://org/tiny")):
+    manifest = source.resolve(uri)
+    origin = source.open(manifest)
+    assert sum(len(piece) for piece in origin.read(manifest.files[0], 0, None)) == manifest.files[0].size_bytes
+    origin.close()
+"""
+
+
+def test_no_secret_is_logged_at_any_level(origin: FakeOrigin) -> None:
+    origin.hub["org/tiny"] = Repo({"x.gguf": WEIGHTS}, lfs=("x.gguf",))
+    origin.tokens.add("a-secret")
+    command = [sys.executable, "-c", LOGGED, origin.url]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+    assert len(origin.asked("cdn")) == 1
+    assert "a-secret" not in run.stderr + run.stdout
+    assert "Signature" not in run.stderr + run.stdout
 
 
 def test_a_date_to_try_again_is_read_by_our_clock_without_another(origin: FakeOrigin) -> None:
