@@ -28,8 +28,11 @@ print(time.perf_counter() - started, len(plugins.records))
 """
 
 HEAVY = {
+    "certifi",
     "gguf",
     "httpx",
+    "httpx2",
+    "huggingface_hub",
     "llguidance",
     "numba",
     "obstore",
@@ -38,6 +41,7 @@ HEAVY = {
     "tokenizers",
     "torch",
     "transformers",
+    "urllib3",
     "vllm",
 }
 BUILT_IN = [point for point in entry_points(group="tickertape") if point.dist and point.dist.name == "tickertape"]

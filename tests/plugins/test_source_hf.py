@@ -6,14 +6,18 @@ import hashlib
 import socket
 from collections.abc import Iterator
 from email.utils import formatdate
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 
 from tests.plugins.fake_origin import FakeOrigin, Fault, Repo, WebFile, git_sha1
-from tickertape.plugins import Manifest, OriginBusy, OriginChanged, OriginError, StartupError
+from tickertape.plugins import AnySource, Manifest, ModelSpec, OriginBusy, OriginChanged, OriginError, StartupError
+from tickertape.plugins.sources.directory import DirectorySource
 from tickertape.plugins.sources.hf import HubModel, HubSource
-from tickertape.testing import RangedSourceConformance, RangedSubject
+from tickertape.testing import RangedSourceConformance, RangedSubject, write_llama
+from tickertape.weights.materialize import materialize
+from tickertape.weights.store import Store
 
 WEIGHTS = bytes(range(256)) * 900
 FILES = {
@@ -257,6 +261,40 @@ def test_a_file_of_another_length_is_noticed_before_it_is_read(origin: FakeOrigi
     origin.web["longer"] = WebFile(WEIGHTS + b"x")
     with pytest.raises(OriginChanged, match="bytes"):
         read(source, manifest, "model.safetensors", 0, 100)
+
+
+@pytest.mark.parametrize("spelled", ["{}", "{}/", "./my model", "./my model/", "my model"])
+def test_a_local_path_is_never_asked_of_the_hub(
+    origin: FakeOrigin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelled: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "my model"
+    write_llama(model)
+    spec = materialized(origin, tmp_path, spelled.format(model))
+    assert (spec.name, Path(spec.path)) == ("my model", model)
+    assert not origin.requests
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "num_asked"),
+    [
+        ("/no/model", "PathNotFound", 0),
+        ("./org/none", "PathNotFound", 0),
+        ("none", "PathNotFound", 0),
+        ("org/none", "NotFound", 1),
+    ],
+)
+def test_a_path_that_is_not_there_is_one(
+    origin: FakeOrigin, tmp_path: Path, model: str, code: str, num_asked: int
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        materialized(origin, tmp_path, model)
+    assert (caught.value.code, len(origin.requests)) == (code, num_asked)
+
+
+def materialized(origin: FakeOrigin, tmp_path: Path, model: str) -> ModelSpec:
+    sources: dict[str, AnySource] = {"file": DirectorySource(), "hf": HubSource(origin.url, SECRET)}
+    return materialize(model, store=Store(tmp_path / "store"), sources=sources, report=lambda _: None)
 
 
 @pytest.mark.parametrize(
