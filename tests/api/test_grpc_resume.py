@@ -74,7 +74,7 @@ def long(**more: Any) -> GenerateRequest:
 
 async def read(stream: Any, num: int) -> list[Any]:
     """So many messages, or up to the end."""
-    found = []
+    found: list[Any] = []
     while len(found) < num and (message := await stream.read()) is not grpc.aio.EOF:
         found.append(message)
     return found
@@ -139,7 +139,8 @@ async def test_a_stream_that_is_resumed_over_and_over(make_front: Make) -> None:
     front = await make_front(FOREVER, token_s=0.002)
     async with grpc_served(front) as address, grpc.aio.insecure_channel(address) as channel:
         stub = TokenStreamStub(channel)
-        request, got = long(), []
+        request = long()
+        got: list[Any] = []
         while not got or not got[-1].HasField("usage"):
             stream = stub.GenerateStream(request)
             got += await read(stream, 7)

@@ -1,7 +1,7 @@
 """Runs a command while scripted servers are up: `python tests/heavy/run.py COMMAND ...`.
 
-In its environment: TICKERTAPE_URL, a server with a key and room enough; TICKERTAPE_BUSY_URL, one that computes one
-sequence and lets one more wait; TICKERTAPE_KEY, the key of both.
+In its environment: TICKERTAPE_URL, a server with a key and room enough; TICKERTAPE_GRPC, the same over gRPC;
+TICKERTAPE_BUSY_URL, one that computes one sequence and lets one more wait; TICKERTAPE_KEY, the key of both.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def main(command: list[str]) -> int:
             main_server, busy_server = (server.until_ready() for server in started)
             environment = {
                 "TICKERTAPE_URL": main_server.url,
+                "TICKERTAPE_GRPC": f"127.0.0.1:{main_server.grpc_port}",
                 "TICKERTAPE_BUSY_URL": busy_server.url,
                 "TICKERTAPE_KEY": KEY,
             }
