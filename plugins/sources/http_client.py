@@ -58,7 +58,7 @@ class HttpClient:
             target = answer.get_redirect_location()
             if not target:
                 return answer, url
-            self.done(answer, whole=_is_small(answer))
+            self.done(answer, drain=_is_small(answer))
             followed = urljoin(url, target)
             if urlsplit(followed).scheme not in ("https", urlsplit(url).scheme):
                 raise StartupError(f"{shown(url)}: redirects away from https", code="UnexpectedAnswer")
@@ -73,11 +73,11 @@ class HttpClient:
             # The last two come up when `close` takes the connection away under a reader.
             raise self._failure(what, error) from None
 
-    def done(self, answer: urllib3.BaseHTTPResponse, *, whole: bool) -> None:
-        """Ends with an answer. `whole`: its body was read, or what is left is small; the connection is kept then."""
+    def done(self, answer: urllib3.BaseHTTPResponse, *, drain: bool = False) -> None:
+        """Ends with an answer. Its connection is kept if the body was read to its end; `drain` reads what is left."""
         with self._lock:
             self._answers.discard(answer)
-        if whole and not self._closed:
+        if drain and not self._closed:
             with suppress(faults.HTTPError, OSError):
                 answer.drain_conn()
                 answer.release_conn()

@@ -63,7 +63,6 @@ class HttpOrigin:
             headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
         answer, url = self._ask(entry, place, headers)
         what = shown(url)
-        num_left: int | None = None
         try:
             if answer.status not in (200, 206):
                 refused = self._refused if origin_of(url) == origin_of(place.url) else refusal
@@ -82,7 +81,7 @@ class HttpOrigin:
             if num_left:
                 raise OriginError(f"{what}: {num_left} bytes less came than were promised")
         finally:
-            self._client.done(answer, whole=num_left == 0)
+            self._client.done(answer)
 
     def close(self) -> None:
         self._client.close()
@@ -93,7 +92,7 @@ class HttpOrigin:
             answer, url = self._client.get(moved, headers)
             if answer.status not in _LAPSED:
                 return answer, url
-            self._client.done(answer, whole=False)
+            self._client.done(answer)
             self._moved.pop(entry.path, None)
         answer, url = self._client.get(place.url, headers, place.private)
         if answer.status in (200, 206) and origin_of(url) != origin_of(place.url):

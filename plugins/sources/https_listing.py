@@ -56,7 +56,7 @@ def _probe(client: HttpClient, address: Address, path: str, *, required: bool) -
             )
         return FileEntry(path, total, etag=validator(answer.headers))
     finally:
-        client.done(answer, whole=answer.status == 206)
+        client.done(answer, drain=answer.status == 206)
 
 
 def _listed(client: HttpClient, address: Address) -> tuple[str, tuple[FileEntry, ...]]:
@@ -76,7 +76,7 @@ def _listed(client: HttpClient, address: Address) -> tuple[str, tuple[FileEntry,
             if len(data) > MAX_LISTING_BYTES:
                 raise StartupError(f"{shown(url)}: is over {MAX_LISTING_BYTES} bytes", code="BadManifest")
     finally:
-        client.done(answer, whole=False)
+        client.done(answer)
     sha256 = hashlib.sha256(data).hexdigest()
     if address.sha256 not in (None, sha256):
         raise StartupError(f"{shown(url)}: its sha256 is not the one in the URL", code="CorruptDownload")

@@ -74,8 +74,9 @@ class WebFile:
 @dataclass
 class Fault:
     """What goes wrong with the next `times` requests whose path holds `match`: another `status` with `headers`, or in
-    the answer: `whole` (200 to a range), `shift` (another range by so many bytes), `encoded` (says gzip), `corrupt` (a
-    flipped bit); or after so many bytes of the body: `cut` (the connection ends), `stall` (nothing more comes)."""
+    the answer: `whole` (200 to a range), `shift` (another range by so many bytes), `encoded` (says gzip), `unsized` (no
+    length), `corrupt` (a flipped bit); or after so many bytes of the body: `cut` (the connection ends), `stall`
+    (nothing more comes)."""
 
     match: str
     times: int = 1
@@ -84,6 +85,7 @@ class Fault:
     whole: bool = False
     encoded: bool = False
     corrupt: bool = False
+    unsized: bool = False
     shift: int = 0
     cut: int | None = None
     stall: int | None = None
@@ -353,7 +355,10 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Encoding"] = "gzip"
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        if fault.unsized:
+            self.send_header("Connection", "close")
+        else:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if fault.corrupt and body:
             body = body[:-1] + bytes([body[-1] ^ 1])

@@ -298,6 +298,7 @@ def test_a_file_that_shrank_is_told(origin: FakeOrigin) -> None:
         (Fault("x.gguf", encoded=True), OriginChanged, "encoding"),
         (Fault("x.gguf", cut=0), OriginError, "broke"),
         (Fault("x.gguf", cut=500), OriginError, "broke"),
+        (Fault("x.gguf", cut=500, unsized=True), OriginError, "7500 bytes less"),
         (Fault("x.gguf", stall=500), OriginError, "nothing came for 0.2 s"),
         (Fault("x.gguf", status=412), OriginChanged, "not what it was"),
         (Fault("x.gguf", status=416), OriginChanged, "not what it was"),
@@ -450,5 +451,5 @@ def test_a_date_to_try_again_is_read_by_our_clock_without_another(origin: FakeOr
     origin.order(Fault("x.gguf", status=429, headers={"Retry-After": formatdate(0, usegmt=True), "Date": "?"}))
     with closing(HttpClient()) as client:
         answer, _ = client.get(f"{origin.url}/m/x.gguf")
-        client.done(answer, whole=False)
+        client.done(answer)
     assert retry_after_s(answer.headers) == 0.0
