@@ -74,7 +74,7 @@ class WebFile:
 @dataclass
 class Fault:
     """What goes wrong with the next `times` requests whose path holds `match`: another `status` with `headers`, or in
-    the answer: `whole` (200 to a range), `shift` (another range by so many bytes), `encoded` (says gzip), `unsized` (no
+    the answer: `whole` (200 to a range), `shift` (its start and end moved), `encoded` (says gzip), `unsized` (no
     length), `corrupt` (a flipped bit); or after so many bytes of the body: `cut` (the connection ends), `stall`
     (nothing more comes)."""
 
@@ -86,7 +86,7 @@ class Fault:
     encoded: bool = False
     corrupt: bool = False
     unsized: bool = False
-    shift: int = 0
+    shift: tuple[int, int] = (0, 0)
     cut: int | None = None
     stall: int | None = None
 
@@ -340,8 +340,8 @@ class _Handler(BaseHTTPRequestHandler):
         if wanted is None or not ranges or self.fault.whole:
             self._answer(200, data, headers)
             return
-        start = int(wanted[1]) + self.fault.shift
-        end = min(int(wanted[2]) + 1 if wanted[2] else len(data), len(data)) + self.fault.shift
+        start = int(wanted[1]) + self.fault.shift[0]
+        end = min(int(wanted[2]) + 1 if wanted[2] else len(data), len(data)) + self.fault.shift[1]
         if start >= len(data):
             self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
             return

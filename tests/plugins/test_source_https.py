@@ -279,6 +279,10 @@ def test_a_file_that_was_replaced_is_told(origin: FakeOrigin, file: WebFile, obe
         for start, end in ((3, 9), (0, None)):
             with pytest.raises(OriginChanged):
                 read(reading, manifest.files[0], start, end)
+        conditions = {name: value for name, value in origin.requests[-1].headers.items() if name.startswith("if-")}
+        strong = manifest.files[0].etag if file.etag == "" else None
+        date = manifest.files[0].etag if later is not None else None
+        assert conditions == ({"if-match": strong} if strong else {"if-unmodified-since": date} if date else {})
 
 
 def test_a_file_that_shrank_is_told(origin: FakeOrigin) -> None:
@@ -294,7 +298,8 @@ def test_a_file_that_shrank_is_told(origin: FakeOrigin) -> None:
     ("fault", "error", "words"),
     [
         (Fault("x.gguf", whole=True), OriginChanged, "the whole came"),
-        (Fault("x.gguf", shift=1), OriginChanged, "another range"),
+        (Fault("x.gguf", shift=(-1, 0)), OriginChanged, "another range"),
+        (Fault("x.gguf", shift=(0, 1)), OriginChanged, "another range"),
         (Fault("x.gguf", encoded=True), OriginChanged, "encoding"),
         (Fault("x.gguf", cut=0), OriginError, "broke"),
         (Fault("x.gguf", cut=500), OriginError, "broke"),

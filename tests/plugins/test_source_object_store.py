@@ -217,7 +217,7 @@ def test_a_fault_is_one_line_and_asked_about_once(
         (Fault("model.safetensors", cut=500), OriginError),
         (Fault("model.safetensors", stall=500), OriginError),
         (Fault("model.safetensors", whole=True), StartupError),
-        (Fault("model.safetensors", shift=1), StartupError),
+        (Fault("model.safetensors", shift=(1, 1)), StartupError),
     ],
     ids=["cut", "stall", "whole", "shift"],
 )
