@@ -36,7 +36,7 @@ def is_weights_file(path: str) -> bool:
 
 def choose_files(paths: Collection[str], where: str, named: str | None = None) -> tuple[str, ...]:
     """The paths that a model needs of all those in a place, sorted. Without `named`: its safetensors, or else its only
-    GGUF file. With it: this weights file and no other. Only files at the top count, but for a `named` one.
+    GGUF file. With it: this weights file and no other. GGUF files may lie below the top, all else does not count there.
 
     Pickles are never among them, nor copies in other formats. Raises StartupError: NotFound (no such `named`),
     PickleOnly, AmbiguousModel (several GGUF files), UnsupportedFormat (part of a split file), NotAModel.
