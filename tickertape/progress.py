@@ -115,13 +115,11 @@ class ProgressBars:
 
 
 def amount(progress: Progress) -> str:
-    """Done and total, for people; where it comes from, and what else there is to say."""
-    if progress.unit != "bytes":
-        text = (
-            f"{progress.done}/{progress.total} {progress.unit}"
-            if progress.total
-            else f"{progress.done} {progress.unit}"
-        )
+    """Done and total, as far as they are known, for people; where it comes from, and what else there is to say."""
+    done, total = progress.done, progress.total
+    if progress.unit == "bytes":
+        text = f"{done / (1 << 20):.1f}/{total / (1 << 20):.1f} MiB" if total else ""
     else:
-        text = f"{progress.done / (1 << 20):.1f}/{progress.total / (1 << 20):.1f} MiB"
-    return text + (f" from {progress.source}" if progress.source else "") + (progress.detail and f", {progress.detail}")
+        text = f"{done}{f'/{total}' if total else ''} {progress.unit}"
+    more = (text, f"from {progress.source}" if progress.source else "", progress.detail)
+    return ", ".join(part for part in more if part)

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
 from tickertape.core.errors import StartupError
 from tickertape.weights.objects import Objects
 
-__all__ = ["Arrival", "Waiting", "arrivals"]
+__all__ = ["Arrival", "Waiting", "arrivals", "opened"]
 
 _FIRST_NAP_S: Final = 0.02
 _LONGEST_NAP_S: Final = 0.2
@@ -53,6 +54,17 @@ class Arrival:
                 nap_s = min(nap_s * 1.5, _LONGEST_NAP_S)
             else:
                 return None if os.path.samestat(found, os.fstat(fd)) else self._object
+
+
+@contextmanager
+def opened(coming: Mapping[Path, Arrival]) -> Iterator[dict[Path, int]]:
+    """Descriptors of all of them, which stay good when the files are renamed meanwhile."""
+    with ExitStack() as stack:
+        fds = {}
+        for path, arrival in coming.items():
+            fds[path] = arrival.open()
+            stack.callback(os.close, fds[path])
+        yield fds
 
 
 def arrivals(directory: Path) -> dict[Path, Arrival]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tickertape.core.errors import StartupError
-from tickertape.weights.arriving import Arrival, Waiting, arrivals
+from tickertape.weights.arriving import Waiting, arrivals, opened
 from tickertape.weights.header import Header, read_header
 from tickertape.weights.shards import read_shards
 
@@ -48,14 +48,14 @@ class MappedWeights:
         self._arrivals = {} if waiting is None else arrivals(directory)
         self._lock = threading.Lock()
         with ExitStack() as stack:
-            opened = _open_all(self._arrivals, stack)
-            self._shards = read_shards(directory, opened)
+            fds = stack.enter_context(opened(self._arrivals))
+            self._shards = read_shards(directory, fds)
             self._maps: dict[Path, mmap.mmap] | None = {}
             for path, header in self._shards.headers.items():
-                fd = opened[path] if path in opened else _open(path, path.name, stack)
+                fd = fds[path] if path in fds else _open(path, path.name, stack)
                 self._maps[path] = _map(path.name, fd, header)
             # Kept to tell whether what is verified in the end is what is mapped.
-            self._fds = {path: os.dup(fd) for path, fd in opened.items() if path in self._maps}
+            self._fds = {path: os.dup(fd) for path, fd in fds.items() if path in self._maps}
 
     def names(self) -> Sequence[str]:
         """File after file, each in the order of its bytes: who loads in this order follows a fetch."""
@@ -112,14 +112,6 @@ class MappedWeights:
                 self._maps[path] = mapped
             os.close(self._fds.pop(path))
             del self._arrivals[path]
-
-
-def _open_all(coming: Mapping[Path, Arrival], stack: ExitStack) -> dict[Path, int]:
-    opened = {}
-    for path, arrival in coming.items():
-        opened[path] = arrival.open()
-        stack.callback(os.close, opened[path])
-    return opened
 
 
 def _open(path: Path, name: str, stack: ExitStack) -> int:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -46,8 +47,8 @@ def served_name(model: str) -> str:
     return name or "model"
 
 
-def read_spec(directory: Path, name: str) -> ModelSpec:
-    """Reads config.json and the headers of all weight files.
+def read_spec(directory: Path, name: str, opened: Mapping[Path, int] = MappingProxyType({})) -> ModelSpec:
+    """Reads config.json and the headers of all weight files, of `opened` ones through their descriptors.
 
     Raises StartupError with one line and a code: PathNotFound, NotAModel (no directory, no config.json, one that is
     not a model's), BadConfig (a number that cannot be), and what `read_shards` raises.
@@ -58,7 +59,7 @@ def read_spec(directory: Path, name: str) -> ModelSpec:
     if not directory.is_dir():
         raise StartupError(f"{directory.name}: not a model directory", code="NotAModel")
     config = _read_config(directory)
-    shards = read_shards(directory)
+    shards = read_shards(directory, opened)
     return ModelSpec(
         name=name,
         path=str(directory),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
+from tickertape.weights.arriving import arrivals, opened
 from tickertape.weights.cast import CASTS
 from tickertape.weights.spec import read_spec
 from tickertape.weights.store import Recipe, Store, check_relative
@@ -50,7 +51,8 @@ def staged(
 
     try:
         directory = lay_out(store, recipe, places)
-        spec = read_spec(directory, name)
+        with opened(arrivals(directory)) as fds:  # some of them are renamed just now
+            spec = read_spec(directory, name, fds)
         is_cast = spec.dtype != dtype and spec.dtype in CASTS and dtype in CASTS
         if not is_cast and (reads_itself(directory) or not vocabulary_files(directory)):
             return spec
