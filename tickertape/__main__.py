@@ -14,6 +14,7 @@ _COMMANDS = {
     "chat": ("tickertape.cli.chat:chat", "Talk to a server in the terminal."),
     "models": ("tickertape.cli.models:models", "List the models of a server."),
     "check": ("tickertape.cli.check:check", "Run the conformance kit on a backend."),
+    "weights": ("tickertape.cli.weights:weights", "Look after the weights store."),
     "plugins": ("tickertape.cli.plugins:plugins", "List the installed plugins and what became of them."),
 }
 

@@ -72,7 +72,9 @@ def evictable(usage: Usage) -> tuple[Victim, ...]:
     ]
     queue += [(left.last_used, False, left) for left in usage.leftovers if left.kind != "tmp" and not left.busy]
     queue.sort(key=lambda item: item[:2])
-    return tuple(free.without(what) if isinstance(what, Kept) else _left(what) for _, _, what in queue)
+    return tuple(
+        free.without(what, last_used) if isinstance(what, Kept) else _left(what) for last_used, _, what in queue
+    )
 
 
 class Collector:
@@ -196,10 +198,10 @@ class _Counted:
         self._usage = usage
         self._num_users = Counter(digest for kept in usage.snapshots for digest in kept.digests)
 
-    def without(self, kept: Kept) -> Victim:
+    def without(self, kept: Kept, last_used: float = 0.0) -> Victim:
         self._num_users.subtract(kept.digests)
         alone = [digest for digest in kept.digests if self._num_users[digest] == 0]
-        return Victim("snapshot", kept.id, self._usage.bytes_of(alone), kept.last_used, kept)
+        return Victim("snapshot", kept.id, self._usage.bytes_of(alone), last_used, kept)
 
 
 def _left(leftover: Leftover) -> Victim:

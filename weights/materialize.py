@@ -75,7 +75,7 @@ def materialize(
     else:
         manifest = source.resolve(uri)
         if manifest.directory is None:
-            snapshot = _fetched(store, source, manifest, report)
+            snapshot = _fetched(store, source, manifest, report, fetching)
             directory, files = snapshot.path, snapshot.files
         else:
             place = manifest.directory
@@ -135,7 +135,9 @@ def _in_place(store: Store, directory: Path, files: tuple[FileEntry, ...]) -> tu
     return snapshot.path, snapshot.files
 
 
-def _fetched(store: Store, source: WeightSource, manifest: Manifest, report: Report) -> Snapshot:
+def _fetched(
+    store: Store, source: WeightSource, manifest: Manifest, report: Report, fetching: Fetching | None
+) -> Snapshot:
     recipe = Recipe("fetch", {"uri": manifest.uri, "revision": manifest.revision})
 
     def fetch() -> Snapshot:
@@ -146,7 +148,10 @@ def _fetched(store: Store, source: WeightSource, manifest: Manifest, report: Rep
             for entry in manifest.files:
                 if sink.missing(entry):
                     raise StartupError(f"{check_relative(entry.path)}: did not come", code="FetchFailed")
-            return store.publish(recipe, sink.digests)
+            snapshot = store.publish(recipe, sink.digests)
+            if fetching is not None:
+                fetching.ledger.received("origin", sum(entry.size_bytes or 0 for entry in snapshot.files))
+            return snapshot
 
     return obtained(store, recipe, fetch, report, "fetching the model")
 

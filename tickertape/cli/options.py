@@ -99,6 +99,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
     annotation = field.annotation
     if get_origin(annotation) is dict:
         return "KEY=VALUE"
+    if name.endswith("_mbps"):
+        return "MBPS"
     if get_origin(annotation) is Literal:
         return "CHOICE" if len("|".join(get_args(annotation))) > 40 else "|".join(get_args(annotation))
     kinds = {getattr(t, "__name__", "") for t in (annotation, *get_args(annotation))}

@@ -1,0 +1,39 @@
+"""`tickertape weights manifest`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tickertape.cli.options import GroupedCommand
+from tickertape.cli.weights_store import Option, plural, stop_with
+from tickertape.core.errors import StartupError
+from tickertape.weights.files import write_atomically
+from tickertape.weights.manifest import MANIFEST, make_manifest
+
+__all__ = ["manifest"]
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--stdout", cls=Option, group="Output", is_flag=True, help="Print it, and write nothing.")
+def manifest(directory: Path, stdout: bool) -> None:
+    """Write manifest.json into a model directory that is to be published.
+
+    It holds the size and sha256 of every file, and digests of the chunks of large ones. A server that fetches the model
+    from a bucket or over HTTPS then knows what must come, checks it, and can have it from its peers chunk by chunk.
+    """
+    try:
+        content = make_manifest(directory)
+    except StartupError as error:
+        stop_with(error)
+    if stdout:
+        click.echo(content, nl=False)
+        return
+    try:
+        write_atomically(directory / MANIFEST, content)
+    except OSError as error:
+        stop_with(f"{directory / MANIFEST}: {(error.strerror or str(error)).lower()}")
+    num_files = content.count(b'"path"')
+    click.echo(f"{directory / MANIFEST}: {plural(num_files, 'file')}")
