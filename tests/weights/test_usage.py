@@ -56,6 +56,19 @@ def test_what_is_derived_belongs_to_the_models_that_have_all_of_its_inputs() -> 
     assert {lineage.origins[id].uri for id in ("orphan", "half")} == {"(cast)", "(incomplete)"}
 
 
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("https://user:secret@host/m.gguf?signature=secret", "https://host/m.gguf"),
+        ("https://host/dir/#sha256=0123", "https://host/dir/#sha256=0123"),
+        ("hf://org/name@refs/pr/7", "hf://org/name@refs/pr/7"),
+        ("wheel://a==1.0/x/y.gguf", "wheel://a==1.0/x/y.gguf"),
+    ],
+)
+def test_no_secret_of_a_uri_is_shown(uri: str, shown: str) -> None:
+    assert roots_of({"s": (entries("w"), fetched(uri))}).origins["s"].uri == shown
+
+
 def test_what_is_made_of_a_directory_is_listed_under_it(models: Any, tmp_path: Path) -> None:
     tensors = {"a.weight": np.ones((4, 4), np.float32)}
     directory = models.directory("m", {"model.safetensors": tensors}, **{"notes.txt": b"mine"})
