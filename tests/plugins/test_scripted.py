@@ -248,3 +248,19 @@ def test_a_runner_error_says_what_the_script_says(spec: ModelSpec) -> None:
     runner.forward(Batch(1, (Row(0, (11, 80), 0, 1),), (opened,), (), (np.zeros((256, 128), np.int32),)))
     with pytest.raises(RunnerError, match="out of paper"):
         runner.sample(None)
+
+
+def test_it_is_loaded_when_every_tensor_has_been_opened(spec: ModelSpec) -> None:
+    opened: list[str] = []
+
+    class Arriving:
+        def names(self) -> Sequence[str]:
+            return ["a", "b"]
+
+        def open(self, name: str) -> Any:
+            opened.append(name)
+            return np.zeros(1)
+
+    runner = ScriptedRunner(Script.of(spec))
+    steps = [(step.done, step.total, list(opened)) for step in runner.load(Arriving())]  # type: ignore[arg-type]
+    assert steps == [(1, 2, ["a"]), (2, 2, ["a", "b"])]

@@ -85,7 +85,11 @@ class ScriptedRunner:
         return MemoryPlan(weight_bytes=0, private_bytes=0, workspace_bytes=0, groups=(group,))
 
     def load(self, weights: WeightSet) -> Iterator[Progress]:
-        yield Progress("load", 1, 1, "scripts")
+        """Needs no weights, but opens them all: ready no sooner than a model that computes with them."""
+        names = weights.names()
+        for number, name in enumerate(names, 1):
+            weights.open(name)
+            yield Progress("load", number, len(names), "tensors")
 
     def allocate(self, num_blocks: Sequence[int]) -> None:
         self._sampler = Sampler(np, self._limits.max_num_seqs, self._script.vocab_size)
