@@ -58,8 +58,11 @@ class Site(Struct, frozen=True):
         common += ["--peer-token", "of-the-simulation", "--store-reserve-bytes", "0"]
         return [self.pod(node, number, *common, *flags) for node, number in places]
 
-    def pod(self, node: Node, number: int, *flags: str, store: Path | None = None) -> Pod:
-        return tickertape_pod(node, number, MODEL, *flags, store=store, environment={"HF_ENDPOINT": self.origin.url})
+    def pod(self, node: Node, number: int, *flags: str, store: Path | None = None, token: str | None = None) -> Pod:
+        """As a chart would start it: what cannot start stays and says why."""
+        flags = ("--startup-linger-s", "inf", *flags)
+        environment = {"HF_ENDPOINT": self.origin.url, **({"HF_TOKEN": token} if token is not None else {})}
+        return tickertape_pod(node, number, MODEL, *flags, store=store, environment=environment)
 
     def hub_pods(self) -> list[Pod]:
         return [hub_pod(node, number, REPO, endpoint=self.origin.url) for node, number in self._places()]

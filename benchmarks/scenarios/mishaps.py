@@ -33,7 +33,8 @@ def mishaps(directory: Path, scale: Scale) -> list[Figure]:
         with _mounted(directory / "fixed", "size=1m,ro") as fixed:
             figures += _judged("read_only", place, place.pod(place.nodes[0], 1, store=fixed))
         place.origin.token = "another"
-        figures += _judged("unauthorized", place, place.pod(place.nodes[0], 2, store=directory / "refused"))
+        refused = place.pod(place.nodes[0], 2, store=directory / "refused", token="hf_revoked")
+        figures += _judged("unauthorized", place, refused)
         place.origin.token = None
     reasons = {figure.what for figure in figures if figure.id.endswith(".reason")}
     distinct = Figure("W14.distinct_reasons", len(reasons - {""}), "", 3, "higher", what=", ".join(sorted(reasons)))
@@ -70,7 +71,8 @@ def _moved(directory: Path, scale: Scale) -> list[Figure]:
             place.origin.repositories[REPO].move(later)
             ready_s = deployment.wait_ready(60 + 8 * place.ideal_s)
             num_restarts = deployment.num_restarts
-        snapshots = list((place.nodes[0].directory / "store" / "snapshots").iterdir())
+        store = place.nodes[0].directory / "store"
+        snapshots = [path for path in (store / "snapshots").iterdir() if path.is_dir()]
         whole = [
             snapshot
             for snapshot in snapshots
