@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -16,8 +17,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from tickertape.api.proto.tickertape.v1.generate_pb2 import GenerateRequest, Prompt
+from tickertape.api.proto.tickertape.v1.token_stream_pb2 import AbortRequest, GetLoadRequest
 from tickertape.api.proto.tickertape.v1.token_stream_pb2_grpc import TokenStreamStub
-from tickertape.testing.processes import Server, ServerProcess
+from tickertape.testing.processes import Server, ServerProcess, wait_until
 
 Start = Callable[..., Any]
 
@@ -68,6 +70,47 @@ def test_a_stream_is_drained(server: Server) -> None:
         texts += [choice.text for message in stream for choice in message.choices]
         assert "".join(texts) == "0123456789" * 10
         assert server.wait() == 0
+
+
+def test_a_stream_is_resumed_also_while_the_server_drains(server: Server) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        until_serving(channel)
+        stub = TokenStreamStub(channel)
+        request = asked("nap", max_tokens=200)
+        request.resumable = True
+        stream = stub.GenerateStream(request)
+        got = [next(stream) for _ in range(5)]
+        stream.cancel()
+        server.process.send_signal(signal.SIGTERM)
+        got += stub.GenerateStream(GenerateRequest(resume_token=got[0].resume_token, received=5))
+        assert "".join(choice.text for message in got for choice in message.choices) == "0123456789" * 10
+        assert server.wait() == 0
+
+
+def test_a_stream_that_nobody_resumes_ends(start: Start, tiny: Path) -> None:
+    server = start(Server, str(tiny), "--port", "0", "--resume-window-s", "0.3").until_ready()
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        until_serving(channel)
+        stub = TokenStreamStub(channel)
+        request = asked("endless", max_tokens=1000)
+        request.resumable = True
+        stream = stub.GenerateStream(request)
+        next(stream)
+        stream.cancel()
+        wait_until(lambda: stub.GetLoad(GetLoadRequest()).models[0].running == 0, 5)  # of 10 s
+        assert stub.GetLoad(GetLoadRequest()).models[0].used_blocks == 0
+
+
+def test_abort_reaches_http(server: Server) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        until_serving(channel)
+        stub = TokenStreamStub(channel)
+        with server.stream("endless", max_tokens=1000) as stream:
+            lines = (line for line in stream.iter_lines() if line)
+            first = json.loads(next(lines).removeprefix("data: "))
+            assert stub.Abort(AbortRequest(request_id=first["id"])).found
+            assert json.loads(list(lines)[-1].removeprefix("data: "))["error"]["code"] == "aborted"
+        wait_until(lambda: stub.GetLoad(GetLoadRequest()).models[0].used_blocks == 0, 5)
 
 
 def test_many_clients_at_once(server: Server) -> None:
