@@ -113,6 +113,7 @@ def test_the_token_stays_with_the_hub_and_a_signed_url_is_used_again(origin: Fak
     assert all(seen.headers["authorization"] == f"Bearer {SECRET}" for seen in hub)
     assert not any("authorization" in seen.headers for seen in cdn)
     assert (len(origin.asked("hub", "/resolve/")), len(cdn)) == (1, 5)
+    assert origin.asked("hub", "/resolve/")[0].path == f"/org/tiny/resolve/{manifest.revision}/model.safetensors"
 
 
 def test_a_signed_url_that_has_lapsed_is_asked_for_again(origin: FakeOrigin) -> None:
