@@ -29,10 +29,12 @@ class Crew:
             thread.start()
             self._threads.append(thread)
 
-    def call(self, kind: str, *, everybody: bool = False) -> None:
-        """There is work of a kind, for one or for all. Under the lock."""
-        if (wanted := self._wanted.get(kind)) is not None:
-            wanted.notify(len(self._threads) if everybody else 1)
+    def call(self, *kinds: str) -> None:
+        """There may be work of these kinds. Under the lock. Wakes one thread of each; one that finds work wakes the
+        next before it begins, so that no more wake in vain than one."""
+        for kind in kinds:
+            if (wanted := self._wanted.get(kind)) is not None:
+                wanted.notify()
 
     def stop(self) -> None:
         """Tasks are to end; nobody takes another. Does not wait."""
@@ -52,6 +54,7 @@ class Crew:
                     if self.stopping.is_set():
                         return
                     if (task := choose()) is not None:
+                        wanted.notify()
                         break
                     wanted.wait()
             try:

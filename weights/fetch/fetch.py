@@ -110,8 +110,7 @@ class Fetch:
             self._patience.check(self._state.trouble)
         self._report(stage)
         with self._state.lock:
-            for kind in ("digest", "origin", "peer", "sync"):
-                self._crew.call(kind, everybody=True)
+            self._crew.call("digest", "origin", "peer", "sync")
             if self._state.fatal is None and not self._state.is_done:
                 self._with.clock.wait(self._state.changed, self._nap_s(), idle=not self._is_active())
 
@@ -194,11 +193,11 @@ class Fetch:
         return bool(self._gate.num_active or self._state.num_from_peers or self._hashing.is_busy())
 
     def _nap_s(self) -> float:
-        if self._gate.closed_s > 0 and self._gate.slot is not None:
-            return max(0.01, min(_TICK_S, self._gate.closed_s))
-        return (
-            max(0.01, min(_TICK_S, self._slot_at - self._with.clock.now())) if self._slot_since is not None else _TICK_S
-        )
+        """Until there is something to do that nobody tells us of."""
+        waits = [self._gate.closed_s]
+        if self._slot_since is not None:
+            waits.append(self._slot_at - self._with.clock.now())
+        return min([_TICK_S, *(wait_s for wait_s in waits if wait_s > 0)])
 
     def _stage(self) -> Progress:
         done, total = sum(file.held_bytes for file in self._files), sum(file.size_bytes for file in self._files)

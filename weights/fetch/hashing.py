@@ -75,9 +75,7 @@ class Hashing:
             self._buffers.append(buffer)
             with self._state.lock:
                 file.is_digesting = False
-                self._crew.call("digest", everybody=True)
-                self._crew.call("origin", everybody=True)
-                self._crew.call("peer", everybody=True)
+                self._crew.call("digest", "origin", "peer")
                 self._state.changed.notify_all()
 
     def _blame(self, file: Incoming, num_bytes: int) -> None:
@@ -85,6 +83,8 @@ class Hashing:
         file.wrong_bytes += max(1, num_bytes)
         if file.from_peers and file.entry.sha256 is not None:
             self._with.peers.reject(file.entry.sha256)
+            with self._state.lock:
+                file.offer = file.no_offer  # until they are asked again
         error = StartupError(f"{file.entry.path}: its digest is not the one promised", code="CorruptDownload")
         if file.wrong_bytes > _MOST_WRONG * file.size_bytes:
             raise error

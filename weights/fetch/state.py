@@ -28,6 +28,11 @@ class FetchState:
     def is_done(self) -> bool:
         return all(file.is_done for file in self.files)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether more may be asked for."""
+        return self.fatal is None and self.has_room
+
     def fail(self, error: BaseException) -> None:
         """Ends the fetch; the first failure counts."""
         with self.lock:

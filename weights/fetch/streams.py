@@ -8,10 +8,9 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Final
 
-from tickertape.core.errors import OriginBusy, OriginChanged, OriginError
+from tickertape.core.errors import OriginBusy, OriginError, StartupError
 from tickertape.core.sources import Origin
 from tickertape.weights.fetch.backoff import Backoff, after
-from tickertape.weights.fetch.bucket import TokenBucket
 from tickertape.weights.fetch.choice import Choice
 from tickertape.weights.fetch.crew import Crew, Task
 from tickertape.weights.fetch.fetching import Fetching
@@ -21,6 +20,7 @@ from tickertape.weights.fetch.ports import NoPeers, PeerFault, Slot, SlotLost
 from tickertape.weights.fetch.state import FetchState
 from tickertape.weights.files import unwritable
 from tickertape.weights.partial import UNIT_BYTES, Claim
+from tickertape.weights.rate import TokenBucket
 
 __all__ = ["Streams"]
 
@@ -47,8 +47,7 @@ class Streams:
         self._crew = crew
         self._open_origin = open_origin
         self._origin: Origin | None = None
-        limit = fetching.options.max_origin_mbps
-        self._bucket = TokenBucket(None if limit is None else limit * 1e6 / 8, fetching.clock)
+        self._bucket = TokenBucket(fetching.options.max_origin_mbps, fetching.clock.now)
         self._peer_backoff = Backoff(fetching.rng, shortest_s=2.0)
 
     def start(self) -> None:
@@ -74,7 +73,7 @@ class Streams:
 
     def _choose_origin(self) -> Task | None:
         slot = self._gate.slot
-        if slot is None or not self._gate.is_open or not self._state.has_room:
+        if slot is None or not self._gate.is_open or not self._state.goes_on:
             return None
         found = self._choice.from_origin(self._with.clock.now())
         if (begun := self._begin(found)) is None:
@@ -83,7 +82,7 @@ class Streams:
         return functools.partial(self._from_origin, *begun, slot)
 
     def _choose_peer(self) -> Task | None:
-        if not self._state.has_room:
+        if not self._state.goes_on:
             return None
         found = self._choice.from_peers(self._with.clock.now())
         if (begun := self._begin(found)) is None:
@@ -125,12 +124,12 @@ class Streams:
                 self._gate.busy(error)
                 self._state.trouble = error
             slots.throttled(error.retry_after_s)
-        except OriginChanged:
-            raise
         except OriginError as error:
             with self._state.lock:
                 self._gate.failed()
                 self._state.trouble = error
+        except StartupError as error:
+            self._state.fail(error)
         except OSError as error:
             self._unwritten(error)
         finally:
@@ -181,9 +180,13 @@ class Streams:
                 self._came(num_bytes, source, is_first, unit != claim.position // UNIT_BYTES)
                 is_first = False
                 if source == "origin":
-                    self._with.clock.sleep_until(self._bucket.take(num_bytes), self._crew.stopping)
+                    self._rest(self._bucket.take(num_bytes))
         if claim.position < claim.end:
             raise OriginError(f"{file.entry.path}: the transfer ended early")
+
+    def _rest(self, seconds: float) -> None:
+        if seconds > 0:
+            self._with.clock.sleep_until(self._with.clock.now() + seconds, self._crew.stopping)
 
     def _came(self, num_bytes: int, source: str, is_first: bool, unit_done: bool) -> None:
         with self._state.lock:
@@ -192,22 +195,20 @@ class Streams:
                 self._crew.call("digest")
             if is_first and source == "origin":
                 self._gate.answered()
-                self._crew.call("origin", everybody=True)
+                self._crew.call("origin")
 
     def _end(self, file: Incoming, is_body: bool) -> None:
         if is_body:
             file.num_streams -= 1
             file.last_active = self._with.clock.now()
-        self._crew.call("digest", everybody=True)
-        self._crew.call("origin", everybody=True)
-        self._crew.call("peer", everybody=True)
-        self._crew.call("sync")
+        self._crew.call("digest", "origin", "peer", "sync")
         self._state.changed.notify_all()
 
     def _unwritten(self, error: OSError) -> None:
         trouble = unwritable(error, "fetching the model")
         if error.errno not in _FULL:
-            raise trouble from error
+            self._state.fail(trouble)
+            return
         with self._state.lock:
             self._state.trouble = trouble
             self._state.has_room = False
