@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tickertape.children import adopt_socket, die_with_parent
 from tickertape.core.errors import StartupError, TickertapeError
-from tickertape.core.messages import Failure, Fetch, FetchOptions, Loading, Resolved, StoppedEarly, ToFetcher
+from tickertape.core.messages import Failure, Fetch, Loading, Resolved, StoppedEarly, ToFetcher
 from tickertape.core.ports import Progress
+from tickertape.fetch_tools import FetchTools
 from tickertape.link import Link, LinkError
 from tickertape.logs import configure_logs
 from tickertape.plugins.manager import Plugins
@@ -28,10 +29,7 @@ from tickertape.weights.ledger import Ledger
 from tickertape.weights.materialize import materialize
 from tickertape.weights.store import Store
 
-if TYPE_CHECKING:
-    from tickertape.weights.peers.server import PeerServer
-
-__all__ = ["main"]
+__all__ = ["main", "read_by_plugin"]
 
 _SHUTDOWN_S: Final = 2.0
 _TEND_S: Final = 600.0
@@ -66,18 +64,18 @@ def main(fd: int) -> int:
 
 
 class _Front:
-    """Waits on a thread for the front to hang up. A fetch can be broken off at any point and resumed, so that there is
-    no need to end it gently; when there is nothing left to fetch, the rest gets a moment to shut down."""
+    """Waits on a thread for the front to hang up. What is going on then is broken off: it gets a moment to give back
+    what it holds of others', and can be resumed from any point."""
 
     def __init__(self, link: Link[ToFetcher]) -> None:
         self._link = link
-        self._done = threading.Event()
         self._gone = threading.Event()
         threading.Thread(target=self._run, name="front", daemon=True).start()
 
-    def done(self) -> None:
-        """All is fetched."""
-        self._done.set()
+    def check(self) -> None:
+        """Raises BrokenPipeError when it is gone."""
+        if self._gone.is_set():
+            raise BrokenPipeError
 
     def until_gone(self, every_s: float) -> Iterator[None]:
         """Comes back now and then."""
@@ -90,8 +88,7 @@ class _Front:
         except (OSError, LinkError) as error:
             _log.error("the link to the front broke: %s", error)
         self._gone.set()
-        if self._done.is_set():
-            time.sleep(_SHUTDOWN_S)
+        time.sleep(_SHUTDOWN_S)
         os._exit(0)
 
 
@@ -99,56 +96,37 @@ def _fetch(fetch: Fetch, link: Link[ToFetcher], front: _Front) -> None:
     def send(progress: Progress) -> None:
         link.send(Loading(0, progress))
 
+    def report(progress: Progress) -> None:
+        front.check()
+        pulse.report(progress)
+
     ledger = Ledger()
     store = Store(Path(fetch.store))
     plugins = Plugins.load(**fetch.plugins, process="fetcher")
     with ExitStack() as stack:
         stack.callback(plugins.shutdown)
         pulse = stack.enter_context(Pulse(send, figures=ledger.counts, tell=link.send))
-        serving = fetch.options.peer_port is not None
-        if serving:
-            stack.callback(_serve_peers(fetch.options, store, ledger).close)
-        if not fetch.models:
-            front.done()
-        for number, (name, model) in enumerate(fetch.models, 1):
+        tools = stack.enter_context(FetchTools(fetch.options, store, ledger))
+        for name, model in fetch.models:
             spec = materialize(
                 model,
                 store=store,
                 sources=plugins.sources,
-                report=pulse.report,
+                report=report,
                 name=name,
                 dtype=fetch.dtype,
-                reads_itself=lambda directory: _read_by_plugin(directory, plugins),
+                reads_itself=lambda directory: read_by_plugin(directory, plugins),
+                fetching=tools.fetching,
+                early=lambda spec: link.send(Resolved(spec, complete=False)),
             )
             pulse.flush()
-            if number == len(fetch.models):
-                front.done()  # unless it wants peers to be served, it hangs up now
             link.send(Resolved(spec))
-        if serving:
-            pulse.quiet()
-            for _ in front.until_gone(_TEND_S):
-                store.holds.touch()
+        pulse.quiet()
+        for _ in front.until_gone(_TEND_S):  # at once, unless it wants peers to be served
+            tools.tend()
 
 
-def _serve_peers(options: FetchOptions, store: Store, ledger: Ledger) -> PeerServer:
-    """Raises StartupError."""
-    from tickertape.weights.peers.server import PeerServer
-
-    assert options.peer_port is not None
-    server = PeerServer(
-        store,
-        options.peer_host,
-        options.peer_port,
-        token=options.peer_token,
-        max_uploads=options.peer_uploads,
-        max_mbps=options.peer_upload_mbps,
-        ledger=ledger,
-    )
-    _log.info("weights are served to peers on port %d", server.port)
-    return server
-
-
-def _read_by_plugin(directory: Path, plugins: Plugins) -> bool:
+def read_by_plugin(directory: Path, plugins: Plugins) -> bool:
     """Whether a plugin takes the tokenizer that the model has; the front asks the same when it reads it."""
     for spec in plugins.tokenizers.values():
         with suppress(Exception):  # the front says what is wrong with it
