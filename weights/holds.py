@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import threading
 import time
 import weakref
@@ -157,6 +156,8 @@ def is_held(path: Path) -> bool:
 
 def why_doubted(root: Path) -> str | None:
     """Why somebody may use the store in `root` whose locks are not seen here; None when all are. Raises OSError."""
+    import tempfile  # not for everybody who holds something
+
     if not is_local(root):
         return "its file system may be shared with other computers"
     folder = root / "locks"
