@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -22,7 +23,7 @@ __all__ = ["Resolver", "Roster", "resolve"]
 Resolver = Callable[[str, int], Sequence[Address]]
 """A host name and a port to all addresses behind them. Raises OSError."""
 
-_EVERY_S: Final = 1.0
+_EVERY_S: Final = 0.9
 _ROUND_S: Final = 1.0
 _MOST_ASKED: Final = 8
 _SAME_STORE_REST_S: Final = 60.0
@@ -76,18 +77,16 @@ class Roster:
         return list(self._peers.values())
 
     def refresh(self) -> None:
-        """Does a round unless there was one within a second."""
+        """Does a round unless one began within the last second or so."""
         if not self._lock.acquire(blocking=not self._peers):
             return  # somebody is at it; what is known will do
         try:
-            if self._clock() - self._asked_at < _EVERY_S:
+            now = self._clock()
+            if now - self._asked_at < _EVERY_S:
                 return
-            try:
+            self._asked_at = now
+            with suppress(RuntimeError):  # closed meanwhile: the pool takes nothing more
                 self._round()
-            except RuntimeError:
-                return  # closed meanwhile: the pool takes nothing more
-            finally:
-                self._asked_at = self._clock()
         finally:
             self._lock.release()
 
