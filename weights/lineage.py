@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
 from tickertape.core.sources import FileEntry
 from tickertape.weights.store import Recipe
+from tickertape.weights.uris import public
 
 __all__ = ["Lineage", "Origin", "roots_of"]
 
@@ -51,7 +51,7 @@ def roots_of(snapshots: Snapshots) -> Lineage:
     for id, (files, recipes) in snapshots.items():
         for recipe in recipes:
             if (uri := recipe.inputs.get("uri")) is not None:
-                origins[id] = Origin(_public(uri), recipe.inputs.get("revision", ""))
+                origins[id] = Origin(public(uri), recipe.inputs.get("revision", ""))
                 roots[id] = frozenset({id})
                 _own(owners, files, roots[id])
     derived = [id for id in snapshots if id not in roots]
@@ -86,11 +86,6 @@ def _common(recipe: Recipe, owners: Mapping[str, frozenset[str]], origins: dict[
         if keys:
             common = keys if common is None else common & keys
     return common or frozenset()
-
-
-def _public(uri: str) -> str:
-    parts = urlsplit(uri)
-    return uri if not parts.netloc else urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 def _directory(path: Path, origins: dict[str, Origin]) -> frozenset[str]:

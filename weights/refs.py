@@ -7,9 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from tickertape.core.sources import Manifest
 from tickertape.weights.files import write_atomically
+from tickertape.weights.uris import public
 
 __all__ = ["Refs"]
 
@@ -24,13 +26,16 @@ class Refs:
     def resolved(self, uri: str) -> Manifest | None:
         """What a URI resolved to last, of what then came whole."""
         with suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(self._of_uri(uri).read_bytes(), type=Manifest)
+            kept = msgspec.json.decode(self._of_uri(uri).read_bytes(), type=Manifest)
+            return structs.replace(kept, uri=uri)
         return None
 
     def note_resolved(self, manifest: Manifest) -> None:
         if self.resolved(manifest.uri) != manifest:
             with suppress(OSError):
-                write_atomically(self._of_uri(manifest.uri), msgspec.json.encode(manifest))
+                write_atomically(
+                    self._of_uri(manifest.uri), msgspec.json.encode(structs.replace(manifest, uri=public(manifest.uri)))
+                )
 
     def content(self, key: str) -> str | None:
         """The sha256 of a file for which the origin gave none; `key` is that of its partial."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -14,6 +15,7 @@ from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.fetch.waiting import wait_until
 from tickertape.weights.refs import Refs
 from tickertape.weights.store import Recipe, Snapshot, Store
+from tickertape.weights.uris import public
 
 __all__ = ["Resolving", "fetched_by"]
 
@@ -25,8 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 def fetched_by(manifest: Manifest) -> Recipe:
-    """The recipe of the files of a manifest as they come."""
-    return Recipe("fetch", {"uri": manifest.uri, "revision": manifest.revision})
+    """The recipe of the files of a manifest as they come. It is kept on the disk, and holds no secret."""
+    inputs = {"uri": public(manifest.uri), "revision": manifest.revision}
+    if inputs["uri"] != manifest.uri:
+        inputs["uri_sha256"] = hashlib.sha256(manifest.uri.encode()).hexdigest()
+    return Recipe("fetch", inputs)
 
 
 class Resolving:
@@ -65,14 +70,14 @@ class Resolving:
             return self._ask_until_answered()
         if (cooling_s := self._with.slots.cooldown_s()) > 0:
             _log.warning(
-                "%s: the origin must not be asked for %.0f s; going on with what is here", self._uri, cooling_s
+                "%s: the origin must not be asked for %.0f s; going on with what is here", public(self._uri), cooling_s
             )
             return known[0]
         try:
             return self._source.resolve(self._uri)
         except StartupError as error:
             self._note(error)
-            _log.warning("%s; going on with what is here of %s", error.message, self._uri)
+            _log.warning("%s; going on with what is here of %s", error.message, public(self._uri))
             return known[0]
 
     def note(self, manifest: Manifest) -> None:
