@@ -69,7 +69,7 @@ def load_model(
     Tensors of type `dtype` stay where they are mapped. Raises StartupError: MissingTensor, UnexpectedTensor or
     BadTensor, naming the first few that are to blame.
     """
-    names = sorted(weights.names())
+    names = list(weights.names())  # as they lie in their files, and come when they are still being fetched
     if strange := [name for name in names if weights.dtype(name) not in _TYPES]:
         raise StartupError(f"weights of a type that is not computed with: {_some(strange)}", code="BadTensor")
     tensors, done, total = {}, 0, sum(_size(weights, name) for name in names)
