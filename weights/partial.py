@@ -110,6 +110,13 @@ class Partial:
         """Whether there is something to claim."""
         return self._states.find(_MISSING) >= 0
 
+    @property
+    def next_missing(self) -> int | None:
+        """Where the next claim begins; None when there is nothing to claim."""
+        with self._lock:
+            unit = self._states.find(_MISSING)
+            return unit * UNIT_BYTES + self._begun.get(unit, (0, 0))[0] if unit >= 0 else None
+
     def is_free(self, position: int) -> bool:
         """Whether the byte there is missing and nobody's."""
         return position < self.size_bytes and self._states[position // UNIT_BYTES] == _MISSING

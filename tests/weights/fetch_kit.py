@@ -186,8 +186,12 @@ class ScriptedPeers:
         self._lock = threading.Lock()
 
     def offers(self, entries: Collection[FileEntry]) -> Mapping[str, Offer]:
-        found = {e.sha256 or "": Offer(self.whole.get(e.path, 0), self.partial.get(e.path, 0)) for e in entries}
+        found = {e.sha256 or "": self._offer(e) for e in entries}
         return {sha256: offer for sha256, offer in found.items() if offer != Offer() and sha256 not in self.rejected}
+
+    def _offer(self, entry: FileEntry) -> Offer:
+        num_whole, num_partial = self.whole.get(entry.path, 0), self.partial.get(entry.path, 0)
+        return Offer(num_whole, num_partial, ((0, entry.size_bytes or 0),) if num_partial else ())
 
     def read(self, entry: FileEntry, start: int, end: int) -> Generator[memoryview, None, None]:
         with self._lock:

@@ -276,7 +276,7 @@ def test_parts_from_those_who_have_them(house: House, tmp_path: Path) -> None:
     catalogs = [_Part(tmp_path / "data", ((0, half),)), _Part(tmp_path / "data", ((half, len(CONTENT)),))]
     nodes = [house.node(None, partials=catalog) for catalog in catalogs]
     client = house.client(*(node.name for node in nodes))
-    assert client.offers([ENTRY]) == {ENTRY.sha256: Offer(num_partial=2)}
+    assert client.offers([ENTRY]) == {ENTRY.sha256: Offer(num_partial=2, ranges=((0, half), (half, len(CONTENT))))}
     assert read(client) == CONTENT
     until(lambda: [node.ledger.counts().num_uploaded_bytes for node in nodes] == [half, len(CONTENT) - half])
 

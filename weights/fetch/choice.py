@@ -12,14 +12,15 @@ _LAST_RESORT_S = 10.0
 
 
 class Choice:
-    """Chooses among the files of a fetch, which the caller guards by its lock. `rng` breaks ties; with `alone` there
-    are no peers to be considerate of."""
+    """Chooses among the files of a fetch, which the caller guards by its lock. `rng` breaks ties, so that servers differ;
+    with `alone` there are none to be considerate of, and files come in the order of their names, as they are loaded."""
 
     def __init__(
         self, files: Sequence[Incoming], rng: Callable[[], float], *, headers_first: bool, alone: bool
     ) -> None:
         self._files = files
-        self._lots = {id(file): rng() for file in files}
+        names = sorted(files, key=lambda file: file.entry.path)
+        self._lots = {id(file): float(place) if alone else rng() for place, file in enumerate(names)}
         self._headers_first = headers_first
         self._at_once = len(files) if alone else 2
         self._last_resort_s = _LAST_RESORT_S * (1 + rng())
@@ -45,13 +46,17 @@ class Choice:
         return min(found, key=lambda each: (each[2], *self._rank(each[0])), default=None)
 
     def is_served(self, file: Incoming, now: float) -> bool:
-        """Whether peers have it and can be read from: whole, or in part where each chunk can be checked."""
+        """Whether peers can be read from what is missing next: they have it whole, or that part of it where each chunk
+        can be checked."""
         if now < file.peers_failed_until:
             return False
-        return file.offer.num_whole > 0 or (file.offer.num_partial > 0 and bool(file.entry.chunk_sha256))
+        if file.offer.num_whole or not file.entry.chunk_sha256 or file.partial is None:
+            return file.offer.num_whole > 0
+        position = file.partial.next_missing
+        return position is not None and file.offer.covers(position)
 
     def needs_origin(self, now: float) -> bool:
-        """Whether something is missing that no peer has whole."""
+        """Whether something is missing that no peer has."""
         return any(file.has_missing and not self.is_served(file, now) for file in self._files)
 
     def _wanted(self, files: Iterable[Incoming]) -> list[tuple[Incoming, int, int]]:

@@ -57,7 +57,7 @@ class Fetch:
         self._files = incoming_files(store, manifest)
         self._state = state = FetchState(self._files)
         clock, rng = fetching.clock, fetching.rng
-        alone = isinstance(fetching.peers, NoPeers)
+        self._is_alone = alone = isinstance(fetching.peers, NoPeers)
         self._choice = Choice(self._files, rng, headers_first=arriving is not None, alone=alone)
         self._gate = OriginGate(fetching.slots, fetching.options.origin_connections, clock, rng)
         self._crew = Crew(state.lock, state.fail)
@@ -98,10 +98,11 @@ class Fetch:
         if now >= self._look_at:
             self._look_at = now + (_ASK_EVERY_S if self._state.has_room else _ROOM_EVERY_S)
             self._take_files()
-        if now >= self._ask_at:
+        has_asked = now >= self._ask_at
+        if has_asked:
             self._ask_at = now + _ASK_EVERY_S
             self._ask_peers()
-        self._mind_slot(now)
+        self._mind_slot(now, may_acquire=has_asked or self._is_alone)
         self._tell_arriving()
         with self._state.lock:
             stage = self._stage()
@@ -147,7 +148,8 @@ class Fetch:
             for file in self._files:
                 file.offer = offers.get(file.entry.sha256 or "", file.no_offer)
 
-    def _mind_slot(self, now: float) -> None:
+    def _mind_slot(self, now: float, *, may_acquire: bool) -> None:
+        """A slot is asked for only right after the peers were: whoever gave it back may have what we miss."""
         gate, slots = self._gate, self._with.slots
         with self._state.lock:
             needed = self._choice.needs_origin(now) and self._state.has_room
@@ -166,7 +168,7 @@ class Fetch:
             self._slot_since = None
             return
         self._slot_since = now if self._slot_since is None else self._slot_since
-        if now < self._slot_at or gate.cooling_s > 0:
+        if now < self._slot_at or gate.cooling_s > 0 or not may_acquire:
             return
         if (pause_s := slots.cooldown_s()) > 0:
             with self._state.lock:

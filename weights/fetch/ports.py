@@ -66,10 +66,16 @@ class Slots(Protocol):
 
 
 class Offer(Struct, frozen=True):
-    """How many peers have an object whole, and how many are on the way to having it. Servers over one store are one."""
+    """How many peers have an object whole, and how many are on the way to having it; `ranges` are the [start, end)
+    that one of these can give already. Servers over one store are one."""
 
     num_whole: int = 0
     num_partial: int = 0
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def covers(self, position: int) -> bool:
+        """Whether somebody has the byte there."""
+        return self.num_whole > 0 or any(start <= position < end for start, end in self.ranges)
 
 
 class Peers(Protocol):

@@ -43,6 +43,10 @@ class Peer:
     def holds_part(self, sha256: str) -> bool:
         return not self._is_banned and sha256 not in self._distrusted and sha256 in self._ranges
 
+    def ranges(self, sha256: str) -> tuple[tuple[int, int], ...]:
+        """What it has of an object that it has not whole."""
+        return self._ranges.get(sha256, ())
+
     def held_until(self, sha256: str, position: int, size_bytes: int | None) -> int:
         """The end of what it holds from `position` on; `position` itself when that is nothing, or of another size."""
         with self._lock:

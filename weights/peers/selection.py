@@ -57,7 +57,9 @@ class Selection:
             partial = [peer for peer in peers if peer.holds_part(sha256)]
             if whole or partial:
                 stores = {peer.store for peer in whole}
-                found[sha256] = Offer(len(stores), len({peer.store for peer in partial} - stores))
+                begun = {peer.store for peer in partial} - stores
+                ranges = {held for peer in partial for held in peer.ranges(sha256)}
+                found[sha256] = Offer(len(stores), len(begun), tuple(sorted(ranges)))
         return found
 
     def holders(self, sha256: str) -> list[Peer]:
