@@ -32,8 +32,7 @@ def lay_out(store: Store, recipe: Recipe, places: Mapping[str, Path]) -> Path:
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(place)
     except OSError:
-        shutil.rmtree(directory, ignore_errors=True)
-        store.holds.drop(directory)
+        _remove(store, directory)
         raise
     return directory
 
@@ -51,6 +50,10 @@ def staged(
 
     try:
         directory = lay_out(store, recipe, places)
+    except OSError as error:
+        _log.info("the model is not opened before it is whole: %s", error)
+        return None
+    try:
         with opened(arrivals(directory)) as fds:  # some of them are renamed just now
             spec = read_spec(directory, name, fds)
         is_cast = spec.dtype != dtype and spec.dtype in CASTS and dtype in CASTS
@@ -58,7 +61,10 @@ def staged(
             return spec
     except (OSError, StartupError) as error:
         _log.info("the model is not opened before it is whole: %s", error)
-        return None
+    _remove(store, directory)
+    return None
+
+
+def _remove(store: Store, directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     store.holds.drop(directory)
-    return None

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from tickertape.core.errors import OriginBusy, OriginChanged, OriginError, StartupError
 from tickertape.core.messages import FetchOptions
 from tickertape.core.ports import Progress
@@ -52,7 +54,7 @@ class SimulatedClock:
 
 
 class ScriptedOrigin:
-    """The files of a model. The n-th request meets the n-th action of the script; those after the last are served."""
+    """The files of a model. Each request takes an action off the front of `script`; without one it is served."""
 
     def __init__(self, contents: Mapping[str, bytes], clock: SimulatedClock, script: Sequence[Action] = ()) -> None:
         self.contents = dict(contents)
@@ -61,7 +63,7 @@ class ScriptedOrigin:
         self.num_open = self.most_open = self.num_closed = 0
         self.before: Callable[[int], None] = lambda _: None
         self._clock = clock
-        self._script = list(script)
+        self._script = script if isinstance(script, list) else list(script)
         self._lock = threading.Lock()
 
     def read(self, entry: FileEntry, start: int, end: int | None) -> Generator[memoryview, None, None]:
@@ -72,8 +74,10 @@ class ScriptedOrigin:
             self.num_open += 1
             self.most_open = max(self.most_open, self.num_open)
         try:
+            with self._lock:
+                action = self._script.pop(0) if self._script else ("ok",)
             self.before(number)
-            yield from self._answer(entry, start, end, self._script[number] if number < len(self._script) else ("ok",))
+            yield from self._answer(entry, start, end, action)
         finally:
             with self._lock:
                 self.num_open -= 1
@@ -293,3 +297,42 @@ class Rig:
     @property
     def num_bytes(self) -> dict[str, int]:
         return self.fetching.ledger.counts().num_bytes
+
+
+class MemorySource:
+    """A `RangedSource` of one model under `mem://`. `answers` are what the next calls of `resolve` raise, None for an
+    answer; `script` is for the requests of all origins, in order."""
+
+    name = "memory"
+    schemes = ("mem",)
+
+    def __init__(self, contents: Mapping[str, bytes], clock: SimulatedClock | None = None) -> None:
+        self.manifest = manifest_of(contents)
+        self.contents = dict(contents)
+        self.clock = clock or SimulatedClock()
+        self.answers: list[StartupError | None] = []
+        self.resolved_at: list[float] = []
+        self.is_pinned = False
+        self.script: list[Action] = []
+        self.origins: list[ScriptedOrigin] = []
+        self.on_request: Callable[[int], None] = lambda _: None
+
+    def pinned(self, uri: str) -> bool:
+        return self.is_pinned
+
+    def resolve(self, uri: str) -> Manifest:
+        self.resolved_at.append(self.clock.now())
+        answer = self.answers.pop(0) if self.answers else None
+        if answer is not None:
+            raise answer
+        return structs.replace(self.manifest, uri=uri)
+
+    def open(self, manifest: Manifest) -> ScriptedOrigin:
+        origin = ScriptedOrigin(self.contents, self.clock, self.script)
+        origin.before = lambda number: self.on_request(number)
+        self.origins.append(origin)
+        return origin
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(origin.sent_bytes for origin in self.origins)

@@ -12,8 +12,8 @@ _LAST_RESORT_S = 10.0
 
 
 class Choice:
-    """Chooses among the files of a fetch, which the caller guards by its lock. `rng` breaks ties, so that servers differ;
-    with `alone` there are none to be considerate of, and files come in the order of their names, as they are loaded."""
+    """Chooses among the files of a fetch, which the caller guards by its lock. `rng` breaks ties, so that servers
+    differ; with `alone` there are none to be considerate of, and files come in the order in which they are loaded."""
 
     def __init__(
         self, files: Sequence[Incoming], rng: Callable[[], float], *, headers_first: bool, alone: bool

@@ -62,6 +62,7 @@ class Incoming:
         self._key, self._is_resumable = _key(manifest, self.entry)
         self._directory = store.root / "partial" / self._key
         self._header_end = 0
+        self._has_header = False
         self._copy: Path | None = None
 
     @property
@@ -125,7 +126,7 @@ class Incoming:
 
     def has_header(self) -> bool:
         """Whether what says where the tensors lie has come (not whether it is right)."""
-        if self.is_done or self.partial is None or not self.entry.path.endswith(".safetensors"):
+        if self.is_done or self._has_header or self.partial is None or not self.entry.path.endswith(".safetensors"):
             return True
         prefix = self.partial.prefix_bytes
         if prefix < min(8, self.size_bytes):
@@ -134,7 +135,8 @@ class Incoming:
             with self.partial.data.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
             self._header_end = min(8 + min(length, MAX_HEADER_BYTES), self.size_bytes)
-        return prefix >= self._header_end
+        self._has_header = prefix >= self._header_end  # and stays so while its first unit is somebody's claim
+        return self._has_header
 
     @property
     def place(self) -> Path:
@@ -172,6 +174,7 @@ class Incoming:
         assert self.digest is not None
         self.digest.restart()
         self.partial.restart()
+        self._header_end, self._has_header = 0, False
         self.from_peers = False
 
     def close(self) -> None:

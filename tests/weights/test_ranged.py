@@ -1,0 +1,287 @@
+"""From the URI of a ranged source to a model: resolved, fetched, published, opened early; what is known is enough."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import tempfile
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec import structs
+
+from tests.weights.conftest import CONFIG, Models, safetensors_bytes
+from tests.weights.fetch_kit import MIB, MemorySource, ScriptedSlots
+from tickertape.core.backend import ModelSpec
+from tickertape.core.errors import OriginBusy, OriginChanged, OriginError, StartupError
+from tickertape.core.messages import FetchOptions
+from tickertape.core.sources import FileEntry
+from tickertape.testing.tokenizers import byte_level_tokenizer
+from tickertape.weights.fetch.fetching import Fetching
+from tickertape.weights.mapping import MappedWeights
+from tickertape.weights.materialize import materialize
+from tickertape.weights.store import Store
+
+TENSORS = {"a": np.arange(600_000, dtype=np.float32), "b": np.arange(40_000, dtype=np.float32)}
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as name:
+        yield Path(name)
+
+
+def model(**more: bytes) -> dict[str, bytes]:
+    return {
+        "config.json": json.dumps(CONFIG).encode(),
+        "model-00001-of-00002.safetensors": safetensors_bytes({"a": TENSORS["a"]}),
+        "model-00002-of-00002.safetensors": safetensors_bytes({"b": TENSORS["b"]}),
+        "tokenizer.json": byte_level_tokenizer().to_str().encode(),
+        **more,
+    }
+
+
+class Site:
+    """A source, a store and what a fetch works with."""
+
+    def __init__(self, root: Path, files: dict[str, bytes] | None = None, **options: Any) -> None:
+        self.source = MemorySource(files if files is not None else model())
+        self.store = Store(root)
+        self.slots = ScriptedSlots(self.source.clock)
+        self.fetching = Fetching(
+            slots=self.slots,
+            make_room=lambda _: None,
+            options=FetchOptions(**options),
+            clock=self.source.clock,
+            rng=random.Random(1).random,
+        )
+
+    def get(self, uri: str = "mem://org/tiny", **more: Any) -> ModelSpec:
+        sources = {"mem": self.source}
+        return materialize(
+            uri, store=self.store, sources=sources, report=lambda _: None, fetching=self.fetching, **more
+        )
+
+    def refusal(self, **more: Any) -> StartupError:
+        with pytest.raises(StartupError) as caught:
+            self.get(**more)
+        assert "\n" not in caught.value.message
+        return caught.value
+
+
+def check(spec: ModelSpec) -> None:
+    weights = MappedWeights(Path(spec.path))
+    for name, values in TENSORS.items():
+        assert np.array_equal(weights.open(name), values)
+    weights.close()
+
+
+def test_is_fetched_once(root: Path) -> None:
+    site = Site(root)
+    spec = site.get()
+    assert spec.name == "tiny"
+    check(spec)
+    sent = site.source.sent_bytes
+    assert sent == sum(map(len, site.source.contents.values()))
+    assert site.get() == spec
+    assert site.source.sent_bytes == sent
+    assert len(site.source.resolved_at) == 2  # a branch may have moved
+    site.source.is_pinned = True
+    assert site.get() == spec
+    assert len(site.source.resolved_at) == 2  # a commit cannot
+
+
+def test_without_pieces_it_takes_what_one_node_needs(root: Path) -> None:
+    source = MemorySource(model())
+    check(materialize("mem://org/tiny", store=Store(root), sources={"mem": source}, report=lambda _: None))
+
+
+def test_a_new_revision_costs_what_changed(root: Path) -> None:
+    site = Site(root)
+    old = site.get()
+    sent = site.source.sent_bytes
+    files = model(**{"generation_config.json": b"{}"})
+    site.source.contents = files
+    site.source.manifest = structs.replace(MemorySource(files).manifest, revision="r2")
+    assert site.get() != old
+    assert site.source.sent_bytes - sent == 2
+    check(old)  # whoever serves it goes on
+
+
+REFUSALS = [
+    OriginBusy("too many requests", retry_after_s=1e6),
+    OriginError("the network is unreachable"),
+    StartupError("the token is not accepted", code="Unauthorized"),
+    StartupError("the model is gated", code="Gated"),
+    StartupError("no such model", code="NotFound"),
+]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=lambda error: error.code)
+def test_what_is_whole_starts_whatever_the_origin_says(
+    root: Path, caplog: pytest.LogCaptureFixture, error: StartupError
+) -> None:  # cases 106, 114
+    site = Site(root)
+    spec = site.get()
+    site.source.answers = [error]
+    with caplog.at_level(logging.WARNING):
+        assert site.get() == spec
+    assert error.message in caplog.text
+    assert site.slots.throttles == ([1e6] if isinstance(error, OriginBusy) else [])
+
+
+def test_a_cool_down_is_no_reason_to_wait_for_what_is_there(root: Path) -> None:
+    site = Site(root)
+    spec = site.get()
+    site.slots.cooling_until = site.source.clock.now() + 1000
+    assert site.get() == spec
+    assert len(site.source.resolved_at) == 1
+
+
+@pytest.mark.parametrize("error", REFUSALS[2:], ids=lambda error: error.code)
+def test_with_nothing_a_refusal_is_final(root: Path, error: StartupError) -> None:  # case 114
+    site = Site(root)
+    site.source.answers = [error] * 9
+    assert site.refusal() is error
+    assert len(site.source.resolved_at) == 1
+    assert not list(root.glob("objects/*"))
+
+
+def test_with_nothing_a_429_is_waited_out(root: Path) -> None:  # case 106
+    site = Site(root)
+    site.source.answers = [OriginBusy("too many requests", retry_after_s=40.0)] * 3
+    check(site.get())
+    times = site.source.resolved_at
+    assert all(later - earlier >= 40 for earlier, later in pairwise(times))
+    assert len(times) == 4
+    assert not site.slots.held
+
+
+def test_with_nothing_patience_ends_in_the_reason(root: Path) -> None:  # case 106
+    site = Site(root, fetch_patience_s=100.0)
+    site.source.answers = [OriginBusy("too many requests", retry_after_s=40.0)] * 99
+    started = site.source.clock.now()
+    assert site.refusal().code == "TooManyRequests"
+    assert site.source.clock.now() - started <= 100
+    assert len(site.source.resolved_at) == 3
+
+
+def test_offline_with_nothing_is_said_soon(root: Path) -> None:
+    site = Site(root)
+    site.source.answers = [OriginError("the network is unreachable")] * 99
+    assert site.refusal().code == "FetchFailed"
+    assert 1 < len(site.source.resolved_at) <= 6
+
+
+def test_a_model_that_moves_while_it_comes_is_planned_anew(root: Path) -> None:
+    files = model(**{"extra.txt": b"old"})
+    site = Site(root, files, origin_connections=1)
+    new = model(**{"extra.txt": b"new text"})
+
+    def move(number: int) -> None:
+        if number == 3 and site.source.manifest.revision == "r1":
+            site.source.contents = new
+            site.source.manifest = structs.replace(MemorySource(new).manifest, revision="r2")
+            raise OriginChanged("412: the file is another one now")
+
+    site.source.on_request = move
+    spec = site.get()
+    check(spec)
+    assert (Path(spec.path) / "extra.txt").read_bytes() == b"new text"
+    assert site.source.sent_bytes <= sum(map(len, new.values())) + 3  # what kept its digest came once
+    assert len(list(root.glob("snapshots/*.json"))) == 1
+
+
+def test_an_origin_that_never_agrees_with_itself_is_given_up(root: Path) -> None:
+    site = Site(root)
+    site.source.script = [("changed",)] * 99
+    assert site.refusal().code == "RevisionMoved"
+    assert 2 <= len(site.source.resolved_at) <= 5
+
+
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/abs", "a/../../b"])
+def test_a_manifest_cannot_leave_the_model(root: Path, path: str) -> None:
+    site = Site(root)
+    site.source.manifest = structs.replace(site.source.manifest, files=(FileEntry(path, 3, "0" * 64),))
+    assert site.refusal().code == "BadManifest"
+    assert not site.source.origins
+
+
+def test_a_model_is_opened_while_its_weights_are_coming(root: Path) -> None:
+    """What is told early can be mapped at once; a tensor is waited for, and comes from the file that was mapped."""
+    site = Site(root, origin_connections=1)
+    seen: dict[str, Any] = {}
+    mapped, go_on = threading.Event(), threading.Event()
+
+    def load(spec: ModelSpec) -> None:
+        def waiting(name: str, _: float) -> None:
+            seen["waited"] = name
+            go_on.set()
+
+        weights = MappedWeights(Path(spec.path), waiting)
+        mapped.set()
+        seen["values"] = {name: weights.open(name).copy() for name in weights.names()}
+        weights.close()
+
+    def early(spec: ModelSpec) -> None:
+        seen["early"] = spec
+        threading.Thread(target=load, args=(spec,), name="loader").start()
+        assert mapped.wait(20)
+
+    def hold_back(number: int) -> None:
+        if site.source.origins[-1].requests[number][1] > 0:  # not a header
+            assert go_on.wait(20)  # until somebody waits for what has not come
+
+    site.source.on_request = hold_back
+    spec = site.get(early=early)
+    for thread in threading.enumerate():
+        if thread.name == "loader":
+            thread.join(20)
+    check(spec)
+    assert structs.replace(seen["early"], path=spec.path) == spec
+    assert seen["waited"] in site.source.contents
+    assert {name: values.tolist() for name, values in seen["values"].items()} == {
+        name: values.tolist() for name, values in TENSORS.items()
+    }
+    assert Path(seen["early"].path).is_dir()  # for whoever is slow to start
+    site.store.close()
+
+
+@pytest.mark.parametrize("why", ["cast", "tokenizer", "gguf", "whole"])
+def test_what_is_to_be_made_first_is_not_told_early(root: Path, models: Models, ggufs: Any, why: str) -> None:
+    files = model()
+    if why == "tokenizer":
+        del files["tokenizer.json"]
+        files["vocab.json"] = b'{"a": 0, "b": 1, "ab": 2}'
+        files["merges.txt"] = b"a b\n"
+        files["tokenizer_config.json"] = b'{"tokenizer_class": "GPT2Tokenizer"}'
+    if why == "gguf":
+        files = {"tiny.Q8_0.gguf": ggufs.write().read_bytes()}
+    site = Site(root, files)
+    if why == "whole":
+        site.get()
+    told: list[ModelSpec] = []
+    spec = site.get(early=told.append, dtype="bfloat16" if why == "cast" else "auto")
+    assert not told
+    assert len(MappedWeights(Path(spec.path)).names()) > 1
+    assert why == "whole" or not list((root / "tmp").iterdir())
+
+
+def test_two_servers_of_a_node_fetch_once(root: Path) -> None:
+    sites = [Site(root, model(**{"pad.bin": bytes(3 * MIB)})) for _ in range(2)]
+    specs: list[ModelSpec] = []
+    threads = [threading.Thread(target=lambda site=site: specs.append(site.get())) for site in sites]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(specs) == 2
+    assert specs[0] == specs[1]
+    assert sum(site.source.sent_bytes for site in sites) == sum(map(len, sites[0].source.contents.values()))
