@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Final
 
 from tests.sim.clockwork import Process, World
 from tests.sim.registers import Cell, Network, Remote
@@ -19,7 +20,7 @@ from tickertape.weights.slots.throttle import Pacing, ThrottleRecord, ThrottleWa
 
 __all__ = ["Cluster", "Contender", "check_throttle"]
 
-SKEW = 0.05  # how far a clock's speed is from the true one, at most
+SKEW: Final = 0.05
 
 
 class Rounds:
@@ -116,7 +117,7 @@ class Contender:
     def __init__(self, cluster: Cluster, name: str, num_readers: int) -> None:
         world, terms, random = cluster.world, cluster.terms, cluster.world.random
         process = self.process = Process(
-            world, name, rate=1 + SKEW * random.uniform(-1, 1), offset=random.uniform(0, 10**6)
+            world, name, rate=1 + cluster.skew * random.uniform(-1, 1), offset=random.uniform(0, 10**6)
         )
         network, timeout_s, wall_us = cluster.network, terms.request_timeout_s, random.randrange(10**15)
         watch = ThrottleWatch(cluster.num_slots, Pacing(), random.random)
@@ -144,11 +145,11 @@ class Contender:
 
 class Cluster:
     """Raises AssertionError where something happens that must not. As long as the network has been well (`calm`),
-    stronger things hold, whatever befalls the servers."""
+    stronger things hold, whatever befalls the servers. Clocks are up to `skew` faster or slower than the true one."""
 
-    def __init__(self, seed: int, *, num_slots: int, num_contenders: int, terms: Terms | None = None) -> None:
-        self.world, self.network, self.terms = World(seed), Network(), terms or Terms()
-        self.num_slots, self.calm = num_slots, True
+    def __init__(self, seed: int, *, num_slots: int, num_contenders: int, skew: float = SKEW) -> None:
+        self.world, self.network, self.terms = World(seed), Network(), Terms()
+        self.num_slots, self.skew, self.calm = num_slots, skew, True
         self.cells = [Cell(LeaseRecord()) for _ in range(num_slots)]
         self.throttle = Cell(ThrottleRecord())
         self.num_requests = self.num_refused = self.num_late = 0
@@ -216,10 +217,10 @@ class Cluster:
         now = self.world.now
         assert now >= contender.quiet_until, "asked before the time that the origin named to it"
         told_at, record = self.throttle.history[-1]
-        heard = min(now - told_at, now - contender.resumed_at) > self.terms.retry_s / (1 - SKEW) + 0.2
+        heard = min(now - told_at, now - contender.resumed_at) > self.terms.retry_s / (1 - self.skew) + 0.2
         if self.calm and heard:
             assert record.num_slots is None or slot.index < record.num_slots, "there are fewer slots by now"
-            assert now - told_at >= record.pause_s * (1 - SKEW), "asked in a pause that it should have heard of"
+            assert now - told_at >= record.pause_s * (1 - self.skew), "asked in a pause that it should have heard of"
         left_s = self._closed_until - now
         if left_s <= 0:
             return None
@@ -228,7 +229,7 @@ class Cluster:
         if self.calm:
             assert self._num_told <= self.num_slots + self._num_gone, "one slot was refused twice in one closing"
         contender.quiet_until = self._closed_until
-        return left_s / (1 - SKEW)  # long enough for a clock that is fast
+        return left_s / (1 - self.skew)  # long enough for a clock that is fast
 
     def check_holders(self) -> None:
         held = [index for contender in self.contenders for index in contender.held]

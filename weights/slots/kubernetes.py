@@ -82,7 +82,7 @@ class LeaseObjects:
         if status in (401, 403):
             return RegisterDenied(f"the service account may not {verb} {lease}: a Role must allow it get and patch")
         if status is not None:
-            return RegisterFault(f"the Kubernetes API answered {status} to {verb} {lease}")
+            return RegisterFault(f"the Kubernetes API answers {status}")
         return RegisterFault(f"the Kubernetes API does not answer: {type(error).__name__}")
 
 
