@@ -22,11 +22,11 @@ from scenarios import answering, holders, kills, mishaps, one_node, stampede, st
 from scenarios.common import Scale
 
 from tests.sim.timeline import Series, Timeline, draw
-from tests.sim.traffic import RequestLimit
 
 __all__ = ["main"]
 
 _MiB = 1 << 20
+_WINDOW_S = 10.0
 
 
 class Sizes(Struct, frozen=True):
@@ -53,7 +53,7 @@ FULL = Sizes(
     unhurried=Scale(24, 6, 8 * _MiB, 4e6, link_mbps=400),
     two_slots=Scale(12, 6, 160 * _MiB, 4e6, link_mbps=400),
     storm=Scale(12, 6, 48 * _MiB, 4e6, link_mbps=400),
-    storm_requests=10,
+    storm_requests=16,
     kills=Scale(1, 1, 256 * _MiB, 10e6),
     num_kills=20,
     num_contests=50,
@@ -65,7 +65,7 @@ FULL = Sizes(
 )
 REDUCED = structs.replace(
     FULL,
-    stampede=Scale(8, 3, 120 * _MiB, 4e6, link_mbps=400, budget_s=3.0),
+    stampede=Scale(8, 3, 160 * _MiB, 4e6, link_mbps=400, budget_s=4.0),
     storm=Scale(6, 3, 24 * _MiB, 4e6, link_mbps=400),
     kills=Scale(1, 1, 128 * _MiB, 10e6),
     num_kills=10,
@@ -84,17 +84,12 @@ class Part(Struct, frozen=True):
     quick: bool = False
 
 
-def _storm(directory: Path, sizes: Sizes) -> list[Figure]:
-    window_s = 4.0
-    return stampede.storm(directory, sizes.storm, RequestLimit(sizes.storm_requests, window_s), window_s)
-
-
 PARTS: Mapping[str, Part] = {
     "holders": Part(lambda at, sizes: holders.contest(at, sizes.num_contests)),
     "kills": Part(lambda at, sizes: kills.repeated_kills(at, sizes.kills, sizes.num_kills), quick=True),
     "mishaps": Part(lambda at, sizes: mishaps.mishaps(at, sizes.mishaps)),
     "two-slots": Part(lambda at, sizes: stampede.two_slots(at, sizes.two_slots)),
-    "storm": Part(_storm),
+    "storm": Part(lambda at, sizes: stampede.storm(at, sizes.storm, sizes.storm_requests, _WINDOW_S)),
     "one-node": Part(lambda at, sizes: one_node.together_on_one_node(at, sizes.one_node)),
     "full-rate": Part(lambda at, sizes: answering.full_rate(at, sizes.full_rate)),
     "streaming": Part(lambda at, sizes: streaming.served_while_others_warm(at, sizes.streaming, sizes.streaming_s)),

@@ -61,7 +61,9 @@ class Site(Struct, frozen=True):
     def pod(self, node: Node, number: int, *flags: str, store: Path | None = None, token: str | None = None) -> Pod:
         """As a chart would start it: what cannot start stays and says why."""
         flags = ("--startup-linger-s", "inf", *flags)
-        environment = {"HF_ENDPOINT": self.origin.url, **({"HF_TOKEN": token} if token is not None else {})}
+        environment = {"HF_ENDPOINT": self.origin.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        if token is not None:
+            environment["HF_TOKEN"] = token
         return tickertape_pod(node, number, MODEL, *flags, store=store, environment=environment)
 
     def hub_pods(self) -> list[Pod]:

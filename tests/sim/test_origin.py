@@ -114,6 +114,12 @@ def test_limit_counts_by_window_and_says_when_the_next_begins() -> None:
     assert limit.admit() == 3
     now[0] = 15.0
     assert limit.admit() is None
+    shut = RequestLimit(1, 5.0, shut_s=7.0, clock=lambda: now[0])
+    assert shut.admit() == 5
+    now[0] = 21.0
+    assert shut.admit() == 4  # the rest of the window it opens in is lost, as it is when others use it up
+    now[0] = 25.0
+    assert shut.admit() is None
 
 
 def test_it_leaves_no_thread_whatever_clients_do(commit: Commit) -> None:

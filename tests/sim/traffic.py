@@ -63,12 +63,22 @@ class Pace:
 
 
 class RequestLimit:
-    """So many requests of everybody together in each window of time. Thread-safe."""
+    """So many requests of everybody together in each window of time; none for `shut_s` from the first one, as if others
+    had used them up. Thread-safe."""
 
-    def __init__(self, num_requests: int, window_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        num_requests: int,
+        window_s: float,
+        *,
+        shut_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._num_requests = num_requests
-        self._window_s = window_s
+        self.window_s = window_s
         self._clock = clock
+        self._shut_s = shut_s
+        self._opens_at: float | None = None
         self._lock = threading.Lock()
         self._window = -1
         self._num_left = 0
@@ -77,10 +87,14 @@ class RequestLimit:
         """None when it is within the limit, else the whole seconds of Retry-After."""
         with self._lock:
             now = self._clock()
-            if (window := int(now // self._window_s)) != self._window:
+            if (window := int(now // self.window_s)) != self._window:
                 self._window, self._num_left = window, self._num_requests
+            if self._opens_at is None:
+                self._opens_at = now + self._shut_s
+            if now < self._opens_at:
+                self._num_left = 0
             self._num_left -= 1
-            return None if self._num_left >= 0 else math.ceil((window + 1) * self._window_s - now)
+            return None if self._num_left >= 0 else math.ceil((window + 1) * self.window_s - now)
 
 
 class TrafficLog:
