@@ -141,6 +141,7 @@ class ScriptedSlots:
     """Grants from `free_at` on; a slot is lost at the n-th check of all, for n in `lose_at`."""
 
     retry_s = 2.0
+    trouble: str | None = None
 
     def __init__(self, clock: SimulatedClock, *, free_at: float = 0.0, lose_at: Collection[int] = ()) -> None:
         self.lock = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import random
 import tempfile
@@ -225,6 +226,15 @@ def test_waiting_for_a_slot_is_no_reason_to_give_up(root: Path) -> None:
     assert all(later - earlier >= rig.slots.retry_s * 0.99 for earlier, later in zip(
         rig.slots.asked, rig.slots.asked[1:], strict=False))  # fmt: skip
     assert rig.fetching.ledger.counts().slot_wait_s >= 499
+
+
+def test_slots_that_do_not_work_are_not_waited_for_for_ever(root: Path) -> None:
+    rig = Rig(root, MODEL, options=FetchOptions(fetch_patience_s=20.0), free_at=math.inf)
+    rig.slots.trouble = "there is no Lease"
+    error = failure(rig)
+    assert error.code == "NoSlots"
+    assert "there is no Lease" in error.message
+    assert ("slot", "there is no Lease") in {(stage.stage, stage.detail) for stage in rig.stages}
 
 
 def test_patience_ends_with_the_last_reason(root: Path) -> None:

@@ -107,7 +107,11 @@ class Fetch:
         with self._state.lock:
             stage = self._stage()
             gained, self._seen_bytes = self._state.gained_bytes > self._seen_bytes, self._state.gained_bytes
-            self._patience.tick(gained=gained or stage.stage in ("slot", "wait", "verify"))
+            if stage.stage == "slot" and self._with.slots.trouble is not None:
+                self._state.trouble = StartupError(self._with.slots.trouble, code="NoSlots")
+            else:
+                gained |= stage.stage in ("slot", "wait", "verify")
+            self._patience.tick(gained=gained)
             self._patience.check(self._state.trouble)
         self._report(stage)
         with self._state.lock:
@@ -223,5 +227,5 @@ class Fetch:
         if gate.cooling_s > 0:
             return "cooldown", "origin", f"the origin asks for {gate.cooling_s:.0f} s of patience"
         if gate.slot is None:
-            return "slot", "origin", ""
+            return "slot", "origin", self._with.slots.trouble or ""
         return "download", "origin", trouble.message if trouble else ""

@@ -52,6 +52,11 @@ class Slots(Protocol):
     @property
     def retry_s(self) -> float: ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the last try gave none, where that is a fault and not that others have them: one line."""
+        ...
+
     def cooldown_s(self) -> float:
         """Seconds until anybody in the cluster may ask an origin again; 0.0 when now."""
         ...

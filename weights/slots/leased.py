@@ -118,7 +118,7 @@ class LeasedSlots:
 
     @property
     def trouble(self) -> str | None:
-        """Why there was no slot to be had lately, where that is a fault: one line for the operator."""
+        """A register's last fault; None since it answered."""
         return self._trouble
 
     @property

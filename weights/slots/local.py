@@ -53,6 +53,10 @@ class LocalSlots:
         left_s = self._start_at - self._clock()
         return left_s if left_s > 0 else self._retry_s
 
+    @property
+    def trouble(self) -> str | None:
+        return None
+
     def acquire(self) -> LocalSlot | None:
         if self._clock() < self._start_at or self._cooldown.left_s() > 0:
             return None
