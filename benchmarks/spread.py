@@ -101,6 +101,7 @@ class OneSlot:
     def __init__(self) -> None:
         self._free = threading.Lock()
         self.retry_s = 0.2
+        self.trouble: str | None = None
         self.epoch = 0
 
     def acquire(self) -> OneSlot | None:

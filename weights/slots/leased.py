@@ -118,7 +118,7 @@ class LeasedSlots:
 
     @property
     def trouble(self) -> str | None:
-        """A register's last fault; None since it answered."""
+        """The last fault, where it was one of all registers and not of a few; None since then."""
         return self._trouble
 
     @property
@@ -170,17 +170,19 @@ class LeasedSlots:
         self._cooldown.refresh(self._terms.retry_s)
         if self._cooldown.known_s() > 0:
             return None
-        denied: RegisterDenied | None = None
-        for index in range(min(len(self._registers), self._cooldown.num_slots)):
+        denied, num_slots = [], min(len(self._registers), self._cooldown.num_slots)
+        for index in range(num_slots):
             try:
                 slot = self._claim(index)
             except RegisterDenied as fault:
-                denied = fault
+                denied.append(fault)
                 continue
             if slot is not None:
                 return self._begin(slot)
-        if denied is not None:
-            raise denied
+        if len(denied) == num_slots:
+            raise denied[0]
+        if denied:
+            self._say(denied[0])
         self._trouble = None
         return None
 
@@ -265,6 +267,9 @@ class LeasedSlots:
 
     def _complain(self, fault: RegisterFault) -> None:
         self._trouble = str(fault)
-        if self._trouble not in self._said:
-            self._said.add(self._trouble)
+        self._say(fault)
+
+    def _say(self, fault: RegisterFault) -> None:
+        if str(fault) not in self._said:
+            self._said.add(str(fault))
             _log.warning("no slot to read from origins: %s", fault)
