@@ -6,7 +6,7 @@ VENV   := .venv
 EXTRAS ?=# what serve installs beside the server itself: EXTRAS=cpu brings torch, transformers and their kernels
 BIN    := $(VENV)/bin
 
-.PHONY: serve test test-example test-vllm test-openapi test-clients test-grpc-clients test-protobuf7 dev lint types unit proto bench peers clean
+.PHONY: serve test test-example test-vllm test-openapi test-clients test-scaleout test-slots test-grpc-clients test-protobuf7 dev lint types unit proto bench peers clean
 
 serve: $(VENV)/installed $(if $(EXTRAS),$(VENV)/installed-$(EXTRAS))
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
@@ -46,6 +46,10 @@ test-protobuf7: .peers/protobuf7/installed
 	PYTHONPATH=.peers/protobuf7 $(BIN)/python -m pytest -q -p no:cacheprovider tests/e2e/test_grpc.py \
 		tests/api/test_grpc_native.py tests/api/test_grpc_access.py tests/api/test_grpc_resume.py \
 		tests/tickertape/test_client.py $(ARGS)
+
+# Slots under SIGKILL and SIGSTOP: 1,000 runs in simulated time, 50 with real processes.
+test-slots: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -c tests/heavy/pytest.ini --rootdir . tests/heavy/slots $(ARGS)
 
 # What the .proto files stand for; tests/api/test_proto.py says when it is due.
 proto: $(VENV)/installed-dev
