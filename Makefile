@@ -34,6 +34,11 @@ test-clients: $(VENV)/installed-dev
 	$(BIN)/python tests/heavy/run.py .peers/clients/bin/python -m pytest -c tests/heavy/pytest.ini \
 		tests/heavy/clients $(ARGS)
 
+# Pods, probes and an origin on this machine: nobody restarted, nothing fetched twice. See docs/scaleout.md.
+test-scaleout: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/scaleout.py --reduced --only stampede kills storm mishaps \
+		--check W1 W4 W5 W6 W14 $(ARGS)
+
 # Clients of gRPC that know the .proto files, or reflection, and nothing else of us.
 test-grpc-clients: $(VENV)/installed-dev
 	bash tests/heavy/grpc_clients/install.sh .peers/grpc-clients $(PYTHON)
