@@ -65,7 +65,7 @@ FULL = Sizes(
 )
 REDUCED = structs.replace(
     FULL,
-    stampede=Scale(8, 3, 160 * _MiB, 4e6, link_mbps=400, budget_s=4.0),
+    stampede=Scale(8, 3, 160 * _MiB, 4e6, link_mbps=400),
     storm=Scale(6, 3, 24 * _MiB, 4e6, link_mbps=400),
     kills=Scale(1, 1, 128 * _MiB, 10e6),
     num_kills=10,
