@@ -6,7 +6,7 @@ VENV   := .venv
 EXTRAS ?=# what serve installs beside the server itself: EXTRAS=cpu brings torch, transformers and their kernels
 BIN    := $(VENV)/bin
 
-.PHONY: serve test test-example test-vllm test-openapi test-clients test-scaleout test-slots test-grpc-clients test-protobuf7 dev lint types unit proto bench peers clean
+.PHONY: serve test test-example test-vllm test-openapi test-clients test-scaleout test-faults test-slots test-grpc-clients test-protobuf7 dev lint types unit proto bench peers clean
 
 serve: $(VENV)/installed $(if $(EXTRAS),$(VENV)/installed-$(EXTRAS))
 	$(BIN)/tickertape serve $(MODEL) $(ARGS)
@@ -33,6 +33,10 @@ test-clients: $(VENV)/installed-dev
 	bash tests/heavy/clients/install.sh .peers/clients $(PYTHON)
 	$(BIN)/python tests/heavy/run.py .peers/clients/bin/python -m pytest -c tests/heavy/pytest.ini \
 		tests/heavy/clients $(ARGS)
+
+# 500 fetches disturbed by a seed: kills, wrong bytes, a full disk, locks that keep nobody out.
+test-faults: $(VENV)/installed-dev
+	$(BIN)/python -m tests.heavy.faults.run $(ARGS)
 
 # Pods, probes and an origin on this machine: nobody restarted, nothing fetched twice. See docs/scaleout.md.
 test-scaleout: $(VENV)/installed-dev
