@@ -170,7 +170,7 @@ def kills(root: Path, seed: int) -> list[int]:
 
 
 def in_process(work: Callable[[], int | None]) -> int:
-    """Starts `work` in a child; this process has one thread. Returns the child's id; its status is what `work` gives."""
+    """Starts `work` in a child, whose exit status is what it gives; this process has one thread. The child's id."""
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
