@@ -256,9 +256,9 @@ async def test_lists_of_a_body_are_bounded(make_front: Make) -> None:
         ({"content": [{"role": "user", "content": [{"type": "text", "text": ""}] * many}]}, "messages"),
         ({"logit_bias": {str(n): 1 for n in range(many)}}, "logit_bias"),
     ):
-        begun = time.monotonic()
+        begun = time.thread_time()
         answer = await front.chat(**fields)
-        assert time.monotonic() - begun < 1
+        assert time.thread_time() - begun < 1  # of this thread: the loop is held up no longer
         assert (answer.status, answer.json()["error"]["param"]) == (400, param)
 
 
