@@ -198,23 +198,27 @@ def _warm(loop: EngineLoop, limits: Limits, *, on_cpu: bool) -> None:
     takes no longer than a moment."""
     capacity = loop.stats().kv_capacity_tokens
     num_rows = max(1, min(limits.max_num_seqs, capacity // limits.block_tokens))
-    most = min(limits.max_batch_tokens, limits.max_model_len - 1, capacity - num_rows * limits.block_tokens)
+    beside = limits.max_batch_tokens - (num_rows - 1)
+    most = min(beside, limits.max_model_len - 1, capacity - num_rows * limits.block_tokens)
     length = max(1, min(most, _PROMPT_ON_CPU) if on_cpu else most)
-    if on_cpu:
-        _run_dummies(loop, limits, 1, 1)
-        few = min(_FEW_ROWS, num_rows)
-        started = time.perf_counter()
-        _run_dummies(loop, limits, few, 1)
-        if (time.perf_counter() - started) / few * (num_rows + length) > _WARM_S:
-            return
-    _run_dummies(loop, limits, num_rows, length)
+    if not on_cpu:
+        _run_dummies(loop, limits, num_rows, length, 2)
+        return
+    _run_dummies(loop, limits, 1, 1, 1)
+    few = min(_FEW_ROWS, num_rows)
+    started = time.perf_counter()
+    _run_dummies(loop, limits, few, 1, 1)
+    if (time.perf_counter() - started) / few * (num_rows + length) <= _WARM_S:
+        _run_dummies(loop, limits, num_rows, length, 1)
 
 
-def _run_dummies(loop: EngineLoop, limits: Limits, num_rows: int, length: int) -> None:
-    """Rows of one token, the last of `length`; a second token each where there is room, which is a step of decoding."""
+def _run_dummies(loop: EngineLoop, limits: Limits, num_rows: int, length: int, num_steps: int) -> None:
+    """Rows of one token, which are like rows of decoding, the last of `length`; then steps of decoding alone, where
+    there is room."""
     for number in range(num_rows):
         num_tokens = length if number == num_rows - 1 else 1
-        sampling = SamplingParams(max_tokens=2 if limits.max_model_len > num_tokens + 1 else 1, seed=0, temperature=0.0)
+        max_tokens = min(num_steps, limits.max_model_len - num_tokens)
+        sampling = SamplingParams(max_tokens=max_tokens, seed=0, temperature=0.0)
         prompt = pack_tokens([0] * num_tokens)
         loop.submit(Request(id=number, prompt=prompt, num_prompt_tokens=num_tokens, sampling=sampling))
     while loop.has_work():

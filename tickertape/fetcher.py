@@ -33,6 +33,7 @@ __all__ = ["main", "read_by_plugin"]
 
 _SHUTDOWN_S: Final = 2.0
 _TEND_S: Final = 600.0
+_NICE: Final = 5
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def main(fd: int) -> int:
         link.close()
         return 0  # the front stopped before it wanted anything
     configure_logs(fetch[0].log_level, process="fetcher")
+    os.nice(_NICE)  # hashing at full rate: probes and what is served already come first
     front = _Front(link)
     try:
         _fetch(fetch[0], link, front)
@@ -101,7 +103,7 @@ def _fetch(fetch: Fetch, link: Link[ToFetcher], front: _Front) -> None:
         pulse.report(progress)
 
     ledger = Ledger()
-    store = Store(Path(fetch.store))
+    store = Store(Path(fetch.store), ledger)
     plugins = Plugins.load(**fetch.plugins, process="fetcher")
     with ExitStack() as stack:
         stack.callback(plugins.shutdown)
