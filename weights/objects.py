@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from tickertape.weights.files import fsync_directory, fsync_file, write_atomically
 from tickertape.weights.holds import Holds
+from tickertape.weights.ledger import Ledger
 
 __all__ = ["DigestWriter", "Objects", "digest_file"]
 
@@ -81,10 +82,11 @@ class Objects:
     """The objects of a store. Each is written once, verified, synced, made read-only and renamed into place; it is
     never written again, so whoever has it mapped is safe. Reading needs no write access."""
 
-    def __init__(self, root: Path, holds: Holds | None = None) -> None:
+    def __init__(self, root: Path, holds: Holds | None = None, ledger: Ledger | None = None) -> None:
         self._objects = root / "objects"
         self._meta = root / "meta"
         self._holds = holds or Holds(root)
+        self._ledger = ledger or Ledger()
 
     def path(self, sha256: str) -> Path:
         """Where the object lies, or would."""
@@ -104,6 +106,7 @@ class Objects:
             if known is not None and known.matches(before):
                 return True
             whole = digest_file(path) == sha256
+            self._ledger.count("num_hashed_bytes", before.st_size)
         except OSError:
             return False
         if whole and os.access(self._meta.parent, os.W_OK):

@@ -61,15 +61,20 @@ class RangedFiles:
                 return snapshot
 
     def _obtained(self, manifest: Manifest, arriving: Arriving | None) -> Snapshot:
-        recipe = fetched_by(manifest)
+        recipe, is_here = fetched_by(manifest), True
 
         def fetch() -> Snapshot:
+            nonlocal is_here
+            is_here = False
             _check(manifest)
             tell = None if arriving is None else lambda places: arriving(recipe, places)
             steps = Fetch(manifest, lambda: self._source.open(manifest), self._store, self._with, self._report, tell)
             return self._store.publish(recipe, steps.run())
 
-        return obtained(self._store, recipe, fetch, self._report, "fetching the model")
+        snapshot = obtained(self._store, recipe, fetch, self._report, "fetching the model")
+        if is_here:
+            self._with.ledger.count("num_cache_hits", len(snapshot.files))
+        return snapshot
 
     def _num_bytes(self) -> int:
         return sum(self._with.ledger.counts().num_bytes.values())

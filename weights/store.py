@@ -28,6 +28,7 @@ from msgspec import Struct
 from tickertape.core.sources import FileEntry
 from tickertape.weights.files import fsync_directory, write_atomically
 from tickertape.weights.holds import Holds
+from tickertape.weights.ledger import Ledger
 from tickertape.weights.lock import FileLock
 from tickertape.weights.objects import Objects
 
@@ -74,13 +75,14 @@ class Store:
 
     What was found or published is held until `close`, or the end of the process: nobody collects it.
 
-    Writing methods raise OSError; `tickertape.weights.files.unwritable` words it.
+    Writing methods raise OSError; `tickertape.weights.files.unwritable` words it. `ledger` counts the bytes hashed to
+    see whether an object is intact.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, ledger: Ledger | None = None) -> None:
         self.root = root.absolute()  # at once: the working directory may change under us
         self.holds = Holds(self.root)
-        self.objects = Objects(self.root, self.holds)
+        self.objects = Objects(self.root, self.holds, ledger)
 
     def find(self, recipe: Recipe) -> Snapshot | None:
         """The snapshot for `recipe` if it is there, whole, and every object is intact. It is held then."""

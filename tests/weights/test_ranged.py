@@ -25,6 +25,7 @@ from tickertape.core.messages import FetchOptions
 from tickertape.core.sources import FileEntry
 from tickertape.testing.tokenizers import byte_level_tokenizer
 from tickertape.weights.fetch.fetching import Fetching
+from tickertape.weights.ledger import Ledger
 from tickertape.weights.mapping import MappedWeights
 from tickertape.weights.materialize import materialize
 from tickertape.weights.store import Store
@@ -53,10 +54,12 @@ class Site:
 
     def __init__(self, root: Path, files: dict[str, bytes] | None = None, **options: Any) -> None:
         self.source = MemorySource(files if files is not None else model())
-        self.store = Store(root)
+        ledger = Ledger()
+        self.store = Store(root, ledger)
         self.slots = ScriptedSlots(self.source.clock)
         self.fetching = Fetching(
             slots=self.slots,
+            ledger=ledger,
             make_room=lambda _: None,
             options=FetchOptions(**options),
             clock=self.source.clock,
@@ -91,6 +94,9 @@ def test_is_fetched_once(root: Path) -> None:
     sent = site.source.sent_bytes
     assert sent == sum(map(len, site.source.contents.values()))
     assert site.get() == spec
+    counts = site.fetching.ledger.counts()
+    assert counts.num_cache_hits == len(site.source.contents)
+    assert counts.num_hashed_bytes == sent  # as it came; not again
     assert site.source.sent_bytes == sent
     assert len(site.source.resolved_at) == 2  # a branch may have moved
     site.source.is_pinned = True

@@ -56,7 +56,8 @@ def pull(as_json: bool, **values: Any) -> None:
     from tickertape.weights.spec import served_name
     from tickertape.weights.store import Store
 
-    ledger, store = Ledger(), Store(Path(fetch.store))
+    ledger = Ledger()
+    store = Store(Path(fetch.store), ledger)
     view = ProgressBars(sys.stderr) if sys.stderr.isatty() else ProgressLog(time.monotonic)
     brought: list[dict[str, Any]] = []
     try:

@@ -15,8 +15,8 @@ __all__ = ["OriginGate"]
 class OriginGate:
     """Not thread-safe, except for what asks `slots`: the fetch calls it under its own lock.
 
-    Requests start one at a time and grow in number with those that get an answer, as TCP's slow start: when everybody
-    is told 429, each holder is told once, not once for each connection.
+    The first request goes alone, and each that gets an answer lets one more go beside it: when everybody is told 429,
+    each holder is told once, not once for each connection.
     """
 
     def __init__(self, slots: Slots, most: int, clock: Clock, rng: Callable[[], float]) -> None:
