@@ -26,8 +26,14 @@ EPSILON = {torch.float32: 2e-7, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 
 
 @cache
-def kernel(dtype: torch.dtype) -> LinearKernel:
-    return LinearKernel(dtype, make_team(2))
+def kernel(dtype: torch.dtype, *, int8: bool = False) -> LinearKernel:
+    return LinearKernel(dtype, make_team(2), int8=int8)
+
+
+def int8_weight(rows: int, depth: int, generator: torch.Generator | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every value of the type, and scales that differ widely."""
+    weight = torch.randint(-128, 128, (rows, depth), dtype=torch.int8, generator=generator)
+    return weight, torch.logspace(-4, -1, rows)[torch.randperm(rows, generator=generator)]
 
 
 class Attention(nn.Module):  # type: ignore[misc]
@@ -98,6 +104,46 @@ def test_a_row_gives_the_same_bits_in_any_batch(depth: int) -> None:
     for first, last in ((0, 1), (3, 5), (60, 70), (69, 70)):
         (alone,) = kernel(torch.float32).multiply(x[first:last], [weight], [bias])
         assert torch.equal(alone, together[first:last])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=st.sampled_from([*EPSILON]),
+    num_rows=st.one_of(st.integers(1, 10), st.sampled_from([63, 64, 65, 72, 73, 130])),
+    depth=st.sampled_from([16, 64, 576, 1040, 2064]),
+    widths=st.lists(st.sampled_from([1, 3, 4, 31, 32, 33, 100]), min_size=1, max_size=3),
+    bias=st.booleans(),
+)
+def test_products_with_int8_weights_equal_those_of_the_weights_they_stand_for(
+    dtype: torch.dtype, num_rows: int, depth: int, widths: list[int], bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(num_rows + depth)
+    x = torch.randn(num_rows, depth, generator=generator).to(dtype)
+    stored = [int8_weight(width, depth, generator) for width in widths]
+    biases = [torch.randn(width, generator=generator).to(dtype) if bias else None for width in widths]
+    weights, scales = [weight for weight, _ in stored], [scale for _, scale in stored]
+    outs = kernel(dtype, int8=True).multiply(x, weights, biases, scales)
+    for out, (weight, scale), b in zip(outs, stored, biases, strict=True):
+        wide = weight.double() * scale.double()[:, None]
+        wanted = x.double() @ wide.T + (0 if b is None else b.double())
+        assert (out.dtype, out.shape) == (dtype, wanted.shape)
+        # What float32 sums lose grows with the sum of magnitudes; the rest is the rounding of the result.
+        lost = 2e-7 * (x.double().abs() @ wide.abs().T) + EPSILON[dtype] * (wanted.abs() + 1)
+        assert ((out.double() - wanted).abs() <= lost).all()
+
+
+@pytest.mark.parametrize("depth", [64, 1536])
+def test_a_row_gives_the_same_bits_in_any_batch_with_int8_weights(depth: int) -> None:
+    """Around the numbers of rows from which on weights are widened first, and blocks of rows end."""
+    x, (weight, scale), bias = torch.randn(75, depth), int8_weight(45, depth), torch.randn(45)
+
+    def multiplied(rows: torch.Tensor) -> torch.Tensor:
+        (out,) = kernel(torch.float32, int8=True).multiply(rows, [weight], [bias], [scale])
+        return out
+
+    together = multiplied(x)
+    for first, last in ((0, 1), (3, 5), (1, 9), (1, 10), (0, 64), (0, 65), (0, 73), (60, 75), (74, 75)):
+        assert torch.equal(multiplied(x[first:last]), together[first:last])
 
 
 @pytest.mark.parametrize("bias", [False, True])

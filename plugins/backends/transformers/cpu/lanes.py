@@ -5,7 +5,7 @@ association is the one written down, so equal inputs give equal bits wherever a 
 type that is computed in: float64 for float64, float32 for everything narrower.
 
 Numba knows neither bfloat16 nor, on a CPU, float16. What memory holds is told by the type of the pointer to it:
-`uint16` stands for bfloat16 and `int16` for float16 (ELEMENTS).
+`uint16` stands for bfloat16 and `int16` for float16 (ELEMENTS). `int8` is what it says, and widens to float32, exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ __all__ = [
     "address_of",
     "at",
     "fetch_add",
+    "float32_at",
     "float64_at",
+    "int8_at",
     "int32_at",
     "int64_at",
     "lanes_of",
@@ -54,6 +56,7 @@ STORED: Final = {
     types.float32: ir.FloatType(),
     types.uint16: ir.IntType(16),
     types.int16: ir.HalfType(),
+    types.int8: ir.IntType(8),
     types.int32: ir.IntType(32),
     types.int64: ir.IntType(64),
 }
@@ -148,8 +151,10 @@ def _pointer_to(element: types.Type) -> Any:
     return pointer
 
 
+int8_at = _pointer_to(types.int8)
 int32_at = _pointer_to(types.int32)
 int64_at = _pointer_to(types.int64)
+float32_at = _pointer_to(types.float32)
 float64_at = _pointer_to(types.float64)
 
 
@@ -179,6 +184,8 @@ def fetch_add(context, pointer, amount):  # type: ignore[no-untyped-def]
 def _widen(builder: ir.IRBuilder, stored: ir.Value, element: types.Type, wide: ir.Type, bits: ir.Type) -> ir.Value:
     if element == types.int16:
         return builder.fpext(stored, wide)
+    if element == types.int8:
+        return builder.sitofp(stored, wide)
     if element == types.uint16:
         shift = constant(bits, 16)
         return builder.bitcast(builder.shl(builder.zext(stored, bits), shift), wide)

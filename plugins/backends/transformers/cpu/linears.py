@@ -27,9 +27,10 @@ _FEW_ROWS: Final = 8
 
 
 class LinearKernel:
-    """The compiled kernel for weights of one dtype. One call at a time, from the thread that runs the model."""
+    """The compiled kernel for weights, biases and results of one dtype, or (`int8`) for weights of int8 with a float32
+    for each row that its sums are multiplied by. One call at a time, from the thread that runs the model."""
 
-    def __init__(self, dtype: torch.dtype, team: Team, cache_dir: Path | None = None) -> None:
+    def __init__(self, dtype: torch.dtype, team: Team, cache_dir: Path | None = None, *, int8: bool = False) -> None:
         # Importing numba takes a second: only who uses it pays.
         from tickertape.plugins.backends.transformers.cpu import arithmetic, cache, lanes, linear_kernel, products
 
@@ -37,18 +38,24 @@ class LinearKernel:
         modules = (linear_kernel, products, arithmetic, lanes)
         directory = cache.find_directory(cache_dir)
         self.dtype = dtype
-        self._compiled = cache.compiled(linear_kernel.multiply_all, lanes.Pointer(element), modules, directory)
+        body = linear_kernel.multiply_all_int8 if int8 else linear_kernel.multiply_all
+        self._compiled = cache.compiled(body, lanes.Pointer(element), modules, directory)
         self._team = team
         self._part = linear_kernel.Part
         self._scratch = torch.empty(team.num_threads * linear_kernel.SCRATCH_BYTES, dtype=torch.uint8)
         self._job = linear_kernel.LinearJob(scratch=self._scratch.data_ptr())
         self._job_address = ctypes.addressof(self._job)
-        self._native = _multiplies_natively(dtype)
+        self._native = not int8 and _multiplies_natively(dtype)
 
     def multiply(
-        self, x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor | None]
+        self,
+        x: torch.Tensor,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        scales: Sequence[torch.Tensor] = (),
     ) -> list[torch.Tensor]:
-        """x [..., in_features] through each weight [out_features, in_features], contiguous, and its bias."""
+        """x [..., in_features] through each weight [out_features, in_features], contiguous, and its bias; weights of
+        int8 have scales [out_features]."""
         num_rows = x.numel() // x.shape[-1]
         if self._native and num_rows > _FEW_ROWS:
             return [functional.linear(x, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
@@ -58,6 +65,8 @@ class LinearKernel:
         for part, weight, bias, out in zip(parts, weights, biases, outs, strict=True):
             part.weight, part.out, part.out_features = weight.data_ptr(), out.data_ptr(), weight.shape[0]
             part.bias = 0 if bias is None else bias.data_ptr()
+        for part, scale in zip(parts, scales, strict=False):
+            part.scales = scale.data_ptr()
         job = self._job
         job.ticket = job.entrants = 0
         job.x, job.num_rows, job.in_features = wide.data_ptr(), num_rows, x.shape[-1]

@@ -29,21 +29,21 @@ def _number(value: int) -> ir.Constant:
 @intrinsic
 def multiply_tile(context, x, x_stride, num_x, w, w_stride, num_w, count, ahead, sums, fresh):  # type: ignore[no-untyped-def]
     """Adds to `sums`, one vector per pair of rows, the products of `count` (whole vectors) numbers; `fresh` starts from
-    0. Of fewer rows than a tile has, the last stands in for the missing ones. With `ahead`, that many elements further
-    into each row of w are asked for."""
+    0. Of fewer rows than a tile has, the last stands in for the missing ones; a single row of x is computed alone, its
+    sums by the same operations. With `ahead`, that many elements further into each row of w are asked for."""
     lanes = lanes_of(x)
     num_columns = lanes.width // TILE_ROWS
 
-    def rows(builder: ir.IRBuilder, pointer: Pointer, first: Any, stride: Any, limit: Any, num: int) -> list[ir.Value]:
+    def starts(builder: ir.IRBuilder, of: Pointer, first: Any, stride: Any, limit: Any, num: int) -> list[ir.Value]:
         last = builder.sub(limit, _number(1))
         indices = [builder.select(builder.icmp_signed("<", _number(i), limit), _number(i), last) for i in range(num)]
-        return [builder.gep(first, [builder.mul(i, stride)], source_etype=pointer.stored) for i in indices]
+        return [builder.gep(first, [builder.mul(i, stride)], source_etype=of.stored) for i in indices]
 
     def build(context, builder, signature, args):  # type: ignore[no-untyped-def]
         x_first, x_apart, x_limit, w_first, w_apart, w_limit, length, distance, kept, is_fresh = args
         vector = vector_of(lanes)
-        x_rows = rows(builder, x, x_first, x_apart, x_limit, TILE_ROWS)
-        w_rows = rows(builder, w, w_first, w_apart, w_limit, num_columns)
+        x_rows = starts(builder, x, x_first, x_apart, x_limit, TILE_ROWS)
+        w_rows = starts(builder, w, w_first, w_apart, w_limit, num_columns)
         places = [
             builder.bitcast(
                 builder.gep(kept, [_number(i * lanes.width)], source_etype=sums.stored), vector.as_pointer()
@@ -57,25 +57,28 @@ def multiply_tile(context, x, x_stride, num_x, w, w_stride, num_w, count, ahead,
             for register, place in zip(registers, places, strict=True):
                 builder.store(builder.load(place, typ=vector, align=4), register)
 
-        def loop(asks: bool) -> None:
+        def loop(rows: list[ir.Value], asks: bool) -> None:
             step = _number(lanes.width)
             with cgutils.for_range_slice(builder, _number(0), length, step, inc=True) as (k, _):
                 columns = [load_vector(builder, w, lanes, row, k) for row in w_rows]
                 if asks:
                     for row in w_rows:
                         prefetch_line(builder, w, row, builder.add(k, distance))
-                for i, row in enumerate(x_rows):
+                for i, row in enumerate(rows):
                     left = load_vector(builder, x, lanes, row, k)
                     for j, right in enumerate(columns):
                         register = registers[i * num_columns + j]
                         total = builder.load(register, typ=vector)
                         builder.store(fused(builder, left, right, total), register)
 
-        with builder.if_else(builder.icmp_signed("!=", distance, _number(0))) as (asking, silent):
-            with asking:
-                loop(True)
-            with silent:
-                loop(False)
+        asked = builder.icmp_signed("!=", distance, _number(0))
+        with builder.if_else(builder.icmp_signed("==", x_limit, _number(1))) as (alone, several):
+            for branch, rows in ((alone, x_rows[:1]), (several, x_rows)):
+                with branch, builder.if_else(asked) as (asking, silent):
+                    with asking:
+                        loop(rows, True)
+                    with silent:
+                        loop(rows, False)
         for register, place in zip(registers, places, strict=True):
             builder.store(builder.load(register, typ=vector), place, align=4)
         return context.get_dummy_value()
