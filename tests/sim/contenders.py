@@ -86,12 +86,13 @@ class Reader:
         random, slots = self._cluster.world.random, self._contender.slots
         while (left_s := slots.cooldown_s()) > 0:
             self._process.sleep(left_s)
+        decided_at = self._cluster.world.now
         slot.check()
         if random.random() < 0.1:
             self._process.sleep(0.01)  # here it may be stopped, too
         self.num_late_requests += self._late(slot)
         assert self.num_late_requests <= 1
-        retry_after_s = self._cluster.request(self._contender, slot)
+        retry_after_s = self._cluster.request(self._contender, slot, decided_at)
         if retry_after_s is not None:
             slots.throttled(retry_after_s)
             return False
@@ -132,7 +133,7 @@ class Contender:
             wall_us=lambda: wall_us,
             rng=random.random,
         )
-        self.quiet_until = 0.0  # true time that the origin named to it
+        self.refused_at, self.quiet_until = 0.0, 0.0  # true times; the latter is what the origin named to it
         self.resumed_at = -math.inf
         self.readers = [Reader(self, cluster) for _ in range(num_readers)]
         for reader in self.readers:
@@ -211,11 +212,12 @@ class Cluster:
         if since is not None:
             self.returns.append(self.world.now - since)
 
-    def request(self, contender: Contender, slot: LeasedSlot) -> float | None:
-        """The origin's answer: None, or when to come again."""
+    def request(self, contender: Contender, slot: LeasedSlot, decided_at: float) -> float | None:
+        """The origin's answer: None, or when to come again. `decided_at`: what happened since did not hinder it."""
         self.num_requests += 1
         now = self.world.now
-        assert now >= contender.quiet_until, "asked before the time that the origin named to it"
+        quiet = now < contender.quiet_until and decided_at > contender.refused_at
+        assert not quiet, "asked before the time that the origin named to it"
         told_at, record = self.throttle.history[-1]
         heard = min(now - told_at, now - contender.resumed_at) > self.terms.retry_s / (1 - self.skew) + 0.2
         if self.calm and heard:
@@ -228,7 +230,7 @@ class Cluster:
         self._num_told += 1
         if self.calm:
             assert self._num_told <= self.num_slots + self._num_gone, "one slot was refused twice in one closing"
-        contender.quiet_until = self._closed_until
+        contender.refused_at, contender.quiet_until = now, self._closed_until
         return left_s / (1 - self.skew)  # long enough for a clock that is fast
 
     def check_holders(self) -> None:
