@@ -59,7 +59,7 @@ FULL = Sizes(
     num_contests=50,
     one_node=Scale(8, 1, 160 * _MiB, 4e6),
     full_rate=Scale(1, 1, 1024 * _MiB, 4e6),
-    streaming=Scale(4, 4, 256 * _MiB, 100e6, link_mbps=50),
+    streaming=Scale(4, 4, 256 * _MiB, 100e6, link_mbps=100),
     streaming_s=15.0,
     mishaps=Scale(1, 1, 16 * _MiB, 4e6),
 )

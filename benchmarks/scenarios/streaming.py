@@ -11,7 +11,7 @@ from typing import Final
 
 import httpx
 from report import Figure
-from scenarios.common import Scale, Site, probes, site
+from scenarios.common import Scale, probes, site
 
 from tests.sim.pods import Pod
 from tests.sim.probes import Deployment
@@ -19,20 +19,21 @@ from tests.sim.probes import Deployment
 __all__ = ["served_while_others_warm"]
 
 _TOKEN_S: Final = 0.02
-_IMPORT_S: Final = 20.0  # by then the others have done with their imports, which this machine shares and a cluster not
+_UPLOAD_SHARE: Final = 0.6  # of the replica's link, as an operator would leave some for answers
+_PATIENCE_S: Final = 90.0
 
 
 def served_while_others_warm(directory: Path, scale: Scale, seconds: float) -> list[Figure]:
     """The first pod becomes ready from the origin and answers a stream; the others then warm up from it alone."""
     with site(directory, scale, token_s=_TOKEN_S) as place:
-        replica, *others = place.pods("--peer-upload-mbps", str(scale.link_mbps or 200))
+        replica, *others = place.pods("--peer-upload-mbps", str(_UPLOAD_SHARE * (scale.link_mbps or 200)))
         with Deployment([replica], probes(scale)) as serving:
             if serving.wait_ready(60 + 4 * place.ideal_s) is None:
                 raise TimeoutError(replica.log.read_text()[-2000:])
             before = _gaps(replica, seconds)
-            place.origin.pace.bytes_s = 1.0  # nobody else helps from now on
+            place.origin.pace.bytes_s = 1e6  # for the small files; it is no help with the weights
             with Deployment(others, probes(scale)):
-                _await_peer_bytes(place, others)
+                _await_peer_bytes(others)
                 during = _gaps(replica, seconds)
                 warming = sum(not _is_ready(pod) for pod in others)
     quiet, busy = (statistics.quantiles(gaps, n=100)[98] * 1000 for gaps in (before, during))
@@ -61,15 +62,16 @@ def _is_ready(pod: Pod) -> bool:
     return httpx.get(f"{pod.url}/readyz", timeout=5).status_code == 200
 
 
-def _await_peer_bytes(place: Site, pods: list[Pod]) -> None:
-    """Until all others say that they fetch from a peer."""
-    deadline = time.monotonic() + _IMPORT_S
+def _await_peer_bytes(pods: list[Pod]) -> None:
+    """Until all others fetch, or wait for one on their node that does. Their imports are over then, which share this
+    machine's processors with the replica, as in a cluster they do not."""
+    deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
             reasons = {httpx.get(f"{pod.url}/readyz", timeout=5).json().get("reason") for pod in pods}
         except httpx.TransportError:
             reasons = set()
-        if reasons and reasons <= {"DownloadingPeer", "Queued"}:
+        if "DownloadingPeer" in reasons and reasons <= {"DownloadingPeer", "DownloadingOrigin", "Queued"}:
             return
         if time.monotonic() > deadline:
             raise TimeoutError(f"the others do not fetch from the replica: {reasons}")
