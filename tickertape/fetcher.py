@@ -117,6 +117,7 @@ def _fetch(fetch: Fetch, link: Link[ToFetcher], front: _Front) -> None:
                 report=report,
                 name=name,
                 dtype=fetch.dtype,
+                quantization=fetch.quantization,
                 reads_itself=lambda directory: read_by_plugin(directory, plugins),
                 fetching=tools.fetching,
                 early=lambda spec: link.send(Resolved(spec, complete=False)),

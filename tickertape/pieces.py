@@ -56,7 +56,8 @@ def fetch_message(settings: Settings) -> Fetch:
     return Fetch(
         models=tuple((choice.name, choice.model) for choice in settings.model_choices()) or ((None, None),),
         store=str(settings.store),
-        dtype=settings.dtype if settings.quantization == "none" else "auto",  # quantizers start from what there is
+        dtype=settings.dtype,
+        quantization=settings.quantization,
         options=fetch_options(settings),
         plugins=plugin_settings(settings),
         log_level=settings.log_level,

@@ -17,7 +17,7 @@ from tickertape.weights.header import DTYPE_BYTES, Header, TensorInfo
 from tickertape.weights.objects import DigestWriter
 from tickertape.weights.writer import to_bfloat16, write_tensors
 
-__all__ = ["CASTER_VERSION", "CASTS", "cast_bytes", "cast_file"]
+__all__ = ["CASTER_VERSION", "CASTS", "cast_bytes", "cast_file", "cast_values", "is_cast", "read_pieces", "widened"]
 
 CASTER_VERSION: Final = "1"
 """Part of the recipe of what is made here: raise it whenever the output changes."""
@@ -34,7 +34,7 @@ def cast_bytes(header: Header, wanted: str, found: str) -> int:
     """How many bytes of tensors `cast_file` writes."""
     old, new = CASTS[found], CASTS[wanted]
     narrowed = (
-        info.size_bytes // DTYPE_BYTES[old] * DTYPE_BYTES[new] if _is_cast(name, info, old, new) else info.size_bytes
+        info.size_bytes // DTYPE_BYTES[old] * DTYPE_BYTES[new] if is_cast(name, info, old, new) else info.size_bytes
         for name, info in header.tensors.items()
     )
     return sum(narrowed)
@@ -51,7 +51,7 @@ def cast_file(
     type cannot hold.
     """
     old, new = CASTS[found], CASTS[wanted]
-    types = {name: new if _is_cast(name, info, old, new) else info.dtype for name, info in header.tensors.items()}
+    types = {name: new if is_cast(name, info, old, new) else info.dtype for name, info in header.tensors.items()}
     # The wide ones first: then each lies at a multiple of its own size.
     names = sorted(types, key=lambda name: (-DTYPE_BYTES[types[name]], header.tensors[name].offset))
     layout = {name: (types[name], header.tensors[name].shape) for name in names}
@@ -62,8 +62,8 @@ def cast_file(
         try:
             for name in names:
                 info = header.tensors[name]
-                for raw in _raw(fd, source.name, info):
-                    yield raw if types[name] == info.dtype else _cast(name, raw, old, new)
+                for raw in read_pieces(fd, source.name, info):
+                    yield raw if types[name] == info.dtype else cast_values(name, raw, old, new)
                     done += raw.nbytes
                     report(Progress("cast", done, total))
         finally:
@@ -74,25 +74,35 @@ def cast_file(
         return out.sha256
 
 
-def _is_cast(name: str, info: TensorInfo, old: str, new: str) -> bool:
+def is_cast(name: str, info: TensorInfo, old: str, new: str) -> bool:
+    """Whether a tensor is one of those that change from type `old` to `new` (as safetensors spells them)."""
     kept = DTYPE_BYTES[new] <= DTYPE_BYTES[old] and _ROUTER.search(name)
     return info.dtype == old and len(info.shape) > 1 and not kept
 
 
-def _raw(fd: int, file: str, info: TensorInfo) -> Iterator[npt.NDArray[np.uint8]]:
-    for start in range(0, info.size_bytes, _PIECE_BYTES):
-        size = min(_PIECE_BYTES, info.size_bytes - start)
+def read_pieces(fd: int, file: str, info: TensorInfo, multiple_bytes: int = 1) -> Iterator[npt.NDArray[np.uint8]]:
+    """The bytes of a tensor, in pieces of a few MiB and of a multiple of so many bytes. Raises StartupError
+    (TruncatedFile)."""
+    step = max(_PIECE_BYTES // multiple_bytes, 1) * multiple_bytes
+    for start in range(0, info.size_bytes, step):
+        size = min(step, info.size_bytes - start)
         data = os.pread(fd, size, info.offset + start)
         if len(data) != size:
             raise StartupError(f"{file}: became shorter while it was read", code="TruncatedFile")
         yield np.frombuffer(data, np.uint8)
 
 
-def _cast(name: str, raw: npt.NDArray[np.uint8], old: str, new: str) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] = raw.view(_NUMPY[old])
-    if old == "BF16":
+def widened(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
+    """Bytes of one of the types that are cast, as float32."""
+    values: npt.NDArray[Any] = raw.view(_NUMPY[dtype])
+    if dtype == "BF16":
         values = (values.astype("<u4") << 16).view("<f4")
-    wide = values.astype("<f4", copy=False)
+    return values.astype("<f4", copy=False)
+
+
+def cast_values(name: str, raw: npt.NDArray[np.uint8], old: str, new: str) -> npt.NDArray[Any]:
+    """Bytes of one type in another (both as safetensors spells them). Raises StartupError (OutOfRange) with `name`."""
+    wide = widened(raw, old)
     if new == "F32":
         return wide
     if new == "BF16":

@@ -38,6 +38,7 @@ def materialize(
     report: Report,
     name: str | None = None,
     dtype: str = "auto",
+    quantization: str = "none",
     reads_itself: Callable[[Path], bool] = lambda _: False,
     fetching: Fetching | None = None,
     early: Callable[[ModelSpec], None] | None = None,
@@ -51,7 +52,8 @@ def materialize(
 
     What the directory lacks is derived, also once per store, and laid over links to its files: a tokenizer.json, unless
     `reads_itself` says that somebody reads the tokenizer as it is; and weights of type `dtype`, unless the store cannot
-    be written to: then the log says that every worker makes its own.
+    be written to: then the log says that every worker makes its own. With `quantization` int8 the linear layers are
+    quantized too (see `core/quantization.py`); any other is left to the backend, with the weights as they are.
 
     `fetching` is what ranged sources are fetched with, by default what one node needs. What a URI resolved to last, and
     what is whole in the store, is good enough when its origin does not answer; the log says so.
@@ -61,6 +63,10 @@ def materialize(
 
     Blocks; call it from the fetcher. Raises StartupError, always one line.
     """
+    if quantization == "int8":
+        early = None
+    elif quantization != "none":
+        dtype = "auto"  # quantizers of backends start from what there is
     uri = _uri(model if model is not None else DEFAULT_MODEL, sources)
     scheme = uri.partition("://")[0]
     if (source := sources.get(scheme)) is None:
@@ -89,7 +95,10 @@ def materialize(
     derivation = Derivation(store, ModelFiles(directory, files), report, **_means(fetching))
     if not reads_itself(directory):
         derivation.tokenizer()
-    derivation.weights(spec.dtype, dtype)
+    if quantization == "int8":
+        derivation.int8_weights(spec.dtype, dtype)
+    else:
+        derivation.weights(spec.dtype, dtype)
     path = derivation.directory()
     return spec if path == directory else read_spec(path, name)
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tickertape.core.errors import StartupError
 from tickertape.weights.header import Header, TensorInfo, read_header
 
-__all__ = ["Shards", "read_shards"]
+__all__ = ["INDEX", "Shards", "read_shards"]
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

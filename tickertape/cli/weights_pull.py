@@ -73,6 +73,7 @@ def pull(as_json: bool, **values: Any) -> None:
                         report=partial(view.show, shown),
                         name=name,
                         dtype=fetch.dtype,
+                        quantization=fetch.quantization,
                         reads_itself=lambda directory: read_by_plugin(directory, plugins),
                         fetching=tools.fetching,
                     )
