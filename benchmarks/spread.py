@@ -123,7 +123,7 @@ class OneSlot:
 class Node:
     """A store, its server, and a fetch into it."""
 
-    def __init__(self, root: Path, mbps: float, num_uploads: int) -> None:
+    def __init__(self, root: Path, mbps: float, num_uploads: int, num_connections: int) -> None:
         self.store, self.ledger, self.underway = Store(root), Ledger(), Underway()
         self.link = TokenBucket(mbps)
         self.server = PeerServer(
@@ -137,6 +137,7 @@ class Node:
             partials=self.underway,
         )
         self.ready_s = 0.0
+        self._num_connections = num_connections
 
     def fetch(self, model: Model, names: Sequence[str], slot: OneSlot, origin: TokenBucket, started: float) -> None:
         peers = LinkedPeers(PeerClient(names, store=store_identity(self.store.root), token="spread"), self.link)
@@ -145,7 +146,7 @@ class Node:
             check_room(self.store.root, 0),
             peers,
             self.ledger,
-            FetchOptions(),
+            FetchOptions(origin_connections=self._num_connections),
             self.underway,
         )
         try:
@@ -161,14 +162,15 @@ class Node:
         self.store.close()
 
 
-def spread(model: Model, num_nodes: int, mbps: float, num_uploads: int, root: Path) -> list[Figure]:
-    nodes = [Node(root / f"node{number}", mbps, num_uploads) for number in range(num_nodes)]
+def spread(model: Model, nodes: Sequence[Node], mbps: float) -> list[Figure]:
     names = [f"127.0.0.1:{node.server.port}" for node in nodes]
     slot, origin, started = OneSlot(), TokenBucket(mbps), time.monotonic()
     threads = [threading.Thread(target=node.fetch, args=(model, names, slot, origin, started)) for node in nodes]
     run_all(threads)
     for node in nodes:
         node.close()
+    if not all(node.ready_s for node in nodes):
+        raise RuntimeError("a fetch failed")
     ideal_s = model.num_bytes * 8 / (mbps * 1e6)
     from_origin = sum(node.ledger.counts().num_bytes.get("origin", 0) for node in nodes)
     times = sorted(node.ready_s for node in nodes)
@@ -194,11 +196,16 @@ def main() -> None:
     parser.add_argument("--shard-mib", type=int, default=4)
     parser.add_argument("--mbps", type=float, default=32.0)
     parser.add_argument("--uploads", type=int, default=4)
+    parser.add_argument("--connections", type=int, default=2, help="to the origin at once; each has 16 MiB in flight")
     parser.add_argument("--digests", action="store_true", help="the manifest carries digests of chunks")
     options = parser.parse_args()
     model = Model(options.shards // (2 if options.quick else 1), options.shard_mib << 20, digests=options.digests)
     with tempfile.TemporaryDirectory() as directory:
-        figures = spread(model, options.nodes, options.mbps, options.uploads, Path(directory))
+        nodes = [
+            Node(Path(directory) / f"node{number}", options.mbps, options.uploads, options.connections)
+            for number in range(options.nodes)
+        ]
+        figures = spread(model, nodes, options.mbps)
     publish(
         f"{options.nodes} nodes, {options.shards} shards of {options.shard_mib} MiB, {options.mbps} Mbit/s", figures
     )

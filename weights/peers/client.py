@@ -43,7 +43,7 @@ class PeerClient:
         token: str | None,
         resolver: Resolver = resolve,
         patience: Patience | None = None,
-        busy_patience_s: float = 0.3,
+        busy_patience_s: float = 0.05,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
