@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -85,12 +86,13 @@ class Holders:
         log = self._directory / f"holder-{len(self.all)}.log"
         self.all.append(Holder(self._where, self._num_slots, log, self._env))
 
-    def wait_for_a_holder(self) -> tuple[Holder, Event]:
+    def wait_for_a_holder(self, chance: random.Random | None = None) -> tuple[Holder, Event]:
+        """One that reads, and what it read last."""
+
         def look() -> tuple[Holder, Event] | None:
-            found = [(event.at, holder, event) for holder in self.all if (event := holder.holding) is not None]
-            now = boot_clock()
-            fresh = [(holder, event) for at, holder, event in found if now - at < TERMS.renew_deadline_s]
-            return fresh[0] if fresh else None
+            found = [(holder, event) for holder in self.all if (event := holder.holding) is not None]
+            fresh = [(holder, event) for holder, event in found if boot_clock() - event.at < TERMS.retry_s]
+            return (chance or random.Random(0)).choice(fresh) if fresh else None
 
         return _until(look)
 
