@@ -317,17 +317,19 @@ def test_chunk_digests_are_asked_for_once(house: House, monkeypatch: pytest.Monk
 
 
 def test_wrong_bytes_are_held_against_their_sender(house: House) -> None:
-    liar = house.stranger(give(CONTENT[::-1]))
+    other = named(b"other")
+    liar = house.stranger(give(CONTENT[::-1]), ENTRY, other)
     client = house.client(liar.name)
     got = read(client)
     assert hashlib.sha256(got).hexdigest() != ENTRY.sha256
     assert ENTRY.sha256 is not None
     client.reject(ENTRY.sha256)
-    assert client.offers([ENTRY]) == {}
+    assert client.offers([ENTRY, other]) == {}  # nobody else sent bytes of it
     with pytest.raises(PeerFault):
         read(client)
     honest = house.node()
-    honest.put(b"so that the other one is asked first: he has less to give")
+    for content in (b"so that the other one", b"is asked first:", b"it has less to give"):
+        honest.put(content)
     both = house.client(liar.name, honest.name)
     assert read(both) != CONTENT
     both.reject(ENTRY.sha256)
@@ -449,6 +451,7 @@ def test_who_stalls_is_overtaken(house: House, num_sent: int | None) -> None:
     both._pace = quick_pace()
     assert read(both) == CONTENT
     assert gone.wait(10)  # his connection was closed
+    assert both.offers([ENTRY])[ENTRY.sha256 or ""].num_whole == 2  # being slow once is no failure
     assert quick.asked_for_objects[-1].span == (BLOCK_BYTES if num_sent else 0, len(CONTENT))
 
 
