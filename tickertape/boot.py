@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 
 from tickertape.children import Child, start_child
 from tickertape.responder import Responder
+from tickertape.start_turn import StartTurn
 
 __all__ = ["FETCHER", "WORKER", "BindError", "Boot"]
 
@@ -32,12 +33,20 @@ class Boot:
 
     A context manager: on the way out, however that comes, children still running are killed and the socket is closed.
     `grpc_port` None: no gRPC. Its port is only held here, by a socket that does not listen: gRPC makes its own.
+    `turn` is waited for, with the port answering, before anything is started; the front lets go of it.
 
     SIGTERM and SIGINT end the process at once until the front installs handlers of its own.
     """
 
     def __init__(
-        self, host: str, port: int, *, num_workers: int, tls: bool = False, grpc_port: int | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        num_workers: int,
+        tls: bool = False,
+        grpc_port: int | None = None,
+        turn: StartTurn | None = None,
     ) -> None:
         self.listener = bind(host, port)
         self.reserved = None if grpc_port is None else reserve(host, grpc_port)
@@ -50,6 +59,9 @@ class Boot:
             self._responder.start()
         grpc = None if self.reserved is None else self.reserved.getsockname()[1]
         print(json.dumps({"port": self.port, "grpc_port": grpc, "pid": os.getpid()}), flush=True)
+        self.turn = turn
+        if turn is not None:
+            turn.take()
         self.fetcher = self.start_child(FETCHER)
         # Workers import their libraries while the fetcher works; they are told their model later.
         self.workers = [self.start_child(WORKER) for _ in range(num_workers)]

@@ -187,6 +187,7 @@ class Front:
         return status
 
     def fetching(self, number: int, progress: Progress) -> None:
+        self._end_turn()
         self._standing.fetching(number, progress)
 
     def resolved(self, number: int, resolved: Resolved) -> None:
@@ -203,9 +204,11 @@ class Front:
         self._standing.counted(counts)
 
     def loading(self, name: str, progress: Progress) -> None:
+        self._end_turn()
         self._standing.loading(name, progress)
 
     def ready(self, name: str, ready: Ready) -> None:
+        self._end_turn()
         hosted = self._hosted[name]
         limits = hosted.configure.limits
         self._models.replace(
@@ -230,6 +233,11 @@ class Front:
         if self._standing.ready(name):
             _log.info("ready: serving %s", ", ".join(sorted(self._hosted)))
             self._invite()
+
+    def _end_turn(self) -> None:
+        """All libraries are imported: the next server of the node may start."""
+        if self._boot.turn is not None:
+            self._boot.turn.release()
 
     def lost(self, name: str, error: TickertapeError) -> None:
         self._standing.lost(name)
@@ -319,6 +327,7 @@ class Front:
         return 0
 
     async def _fail(self, hosting: asyncio.Task[None], asked: asyncio.Task[None]) -> int:
+        self._end_turn()
         error = hosting.exception()
         assert error is not None
         self._standing.failed(reason_of(error))

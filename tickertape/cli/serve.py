@@ -12,6 +12,7 @@ from tickertape.boot import BindError, Boot
 from tickertape.cli.options import GroupedCommand, environment_note, given, refuse, settings_options
 from tickertape.failures import note_termination
 from tickertape.settings import Settings, SettingsError, load_settings
+from tickertape.start_turn import StartTurn
 
 __all__ = ["serve"]
 
@@ -42,6 +43,7 @@ def serve(**values: Any) -> None:
             num_workers=0 if settings.in_process else max(1, len(settings.models)),
             tls=settings.tls_cert is not None,
             grpc_port=settings.chosen_grpc_port,
+            turn=StartTurn(settings.store / "locks", os.cpu_count() or 1),
         )
     except BindError as error:
         click.echo(f"tickertape: {error}", err=True)
