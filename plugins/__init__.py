@@ -62,6 +62,7 @@ from tickertape.core.ports import (
     TensorSpec,
     WeightSet,
 )
+from tickertape.core.quantization import SCALE_SUFFIX, becomes_int8, is_int8, quantize_rows
 from tickertape.core.request import (
     Finish,
     Grammar,
@@ -95,6 +96,7 @@ __all__ = [
     "API",
     "CHUNK_BYTES",
     "LAST",
+    "SCALE_SUFFIX",
     "Answer",
     "AnySource",
     "Array",
@@ -171,8 +173,11 @@ __all__ = [
     "Unavailable",
     "WeightSet",
     "WeightSource",
+    "becomes_int8",
     "hookimpl",
+    "is_int8",
     "new_call_id",
     "pack_tokens",
+    "quantize_rows",
     "unpack_tokens",
 ]

@@ -174,6 +174,31 @@ def test_weights_are_not_copied_and_tied_ones_stay_tied() -> None:
     assert model.lm_head.weight is model.embed.weight
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_int8_compute_as_the_wide_ones_they_stand_for(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    wide, narrow = Model(bias=True).requires_grad_(False), Model(bias=True).requires_grad_(False)
+    narrow.load_state_dict(wide.state_dict())
+    for (_, there), (path, here) in zip(wide.named_modules(), narrow.named_modules(), strict=True):
+        if isinstance(here, nn.Linear) and path != "lm_head":
+            integers, scales = int8_weight(*here.weight.shape)
+            here.weight = nn.Parameter(integers, requires_grad=False)
+            here.register_buffer("weight_scale", scales / 16)
+            there.weight.copy_(integers * scales[:, None] / 16)
+    narrow.to(dtype)
+    for module in narrow.modules():
+        if hasattr(module, "weight_scale"):
+            module.weight_scale = module.weight_scale.float()
+    assert replace_linears(narrow, dtype=dtype, fuse=True, num_threads=2) == 8
+    ids = torch.randint(50, (1, 6))
+    with torch.inference_mode():
+        wanted, got = wide(ids), narrow(ids)
+    assert got.dtype == dtype
+    torch.testing.assert_close(
+        got.float(), wanted, rtol=0, atol=16 * torch.finfo(dtype).eps * float(wanted.abs().max())
+    )
+
+
 def test_what_the_kernel_cannot_do_stays() -> None:
     model = Model(odd=True)
     assert replace_linears(model.double(), dtype=torch.float64, fuse=True, num_threads=1) == 0
@@ -204,7 +229,7 @@ def test_an_input_that_only_looks_the_same_is_computed_anew(inference: bool) -> 
 def test_layers_that_differ_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     right = LinearKernel.multiply
 
-    def wrong(self: LinearKernel, x: torch.Tensor, weights: list[torch.Tensor], biases: object) -> list[torch.Tensor]:
+    def wrong(self: LinearKernel, x: torch.Tensor, weights: list[torch.Tensor], *_: object) -> list[torch.Tensor]:
         return right(self, x, weights[::-1], [None] * len(weights))[::-1][:1] * len(weights)
 
     monkeypatch.setattr(LinearKernel, "multiply", wrong)

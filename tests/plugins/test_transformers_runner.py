@@ -229,7 +229,7 @@ def test_auto_follows_the_file_where_the_cpu_can(tmp_path: Path, monkeypatch: py
     ]
 
 
-@pytest.mark.parametrize("options", [{"quantization": "int8"}, {"device": "cuda:7"}])
+@pytest.mark.parametrize("options", [{"quantization": "int4"}, {"device": "cuda:7"}])
 def test_options_that_cannot_be_followed_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     spec = write_architecture(tmp_path, "llama")
     with pytest.raises(StartupError) as caught:

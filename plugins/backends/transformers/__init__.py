@@ -26,6 +26,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
                 logits_processors=True,
                 dtypes=("float32", "float64", "bfloat16", "float16"),
                 devices=("cpu", "cuda"),
+                quantizations=("int8",),
             ),
             supports=supports,
             options=("kernels", "self_check"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
-from tickertape.plugins import Array, BackendOptions, ModelSpec, StartupError
+from tickertape.plugins import Array, BackendOptions, ModelSpec, StartupError, is_int8
 from tickertape.plugins.backends.transformers.cpu.threads import available_cores
 
 __all__ = ["Placement", "placement"]
@@ -20,12 +21,14 @@ _TYPES = {
 
 
 class Placement(NamedTuple):
-    """`kernels`: whether the CPU's compiled kernels are used, rather than torch alone."""
+    """`kernels`: whether the CPU's compiled kernels are used, rather than torch alone. `quantize`: whether linear
+    layers are to have weights of int8 where the files have wide ones."""
 
     dtype: torch.dtype
     device: torch.device
     num_threads: int
     kernels: bool
+    quantize: bool = False
 
     def for_sampling(self, logits: torch.Tensor) -> Array:
         """The logits as the sampler's namespace has them: numpy on the CPU, which knows no bfloat16."""
@@ -37,8 +40,8 @@ class Placement(NamedTuple):
 def placement(spec: ModelSpec, options: BackendOptions) -> Placement:
     """What `auto` means: the type of the file, except that a CPU without instructions for a half type computes in
     float32. Raises StartupError (BadOption)."""
-    if options.quantization != "none":
-        raise StartupError("the transformers backend does not quantize", code="BadOption")
+    if options.quantization not in ("none", "int8"):
+        raise StartupError(f"the transformers backend does not quantize to {options.quantization}", code="BadOption")
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise StartupError(f"device {options.device}: this machine or this torch has no CUDA", code="BadOption")
@@ -46,7 +49,21 @@ def placement(spec: ModelSpec, options: BackendOptions) -> Placement:
     if options.dtype == "auto" and device.type == "cpu" and not _computed_by_cpu(dtype):
         dtype = torch.float32
     kernels = device.type == "cpu" and bool(options.extra.get("kernels", True))
-    return Placement(dtype, device, options.num_threads or available_cores(), kernels)
+    quantize = options.quantization == "int8"
+    if quantize or is_int8(spec.config):
+        _check_int8(dtype, device, kernels=kernels)
+    return Placement(dtype, device, options.num_threads or available_cores(), kernels, quantize)
+
+
+def _check_int8(dtype: torch.dtype, device: torch.device, *, kernels: bool) -> None:
+    if device.type != "cpu":
+        raise StartupError(f"weights of int8 are computed on the CPU only, not on {device.type}", code="BadOption")
+    if find_spec("numba") is None:
+        raise StartupError("weights of int8 need numba (pip install 'tickertape[cpu]')", code="BadOption")
+    if not kernels:
+        raise StartupError("weights of int8 need the compiled kernels (kernels=true)", code="BadOption")
+    if dtype == torch.float64:
+        raise StartupError("weights of int8 are not computed in float64", code="BadOption")
 
 
 def _computed_by_cpu(dtype: torch.dtype) -> bool:

@@ -24,12 +24,20 @@ from tickertape.plugins import (
     Sampler,
     StepOutput,
     WeightSet,
+    is_int8,
 )
-from tickertape.plugins.backends.transformers.checkpoint import Footprint, footprint, load_model, read_headers
+from tickertape.plugins.backends.transformers.checkpoint import (
+    Footprint,
+    footprint,
+    load_model,
+    own_names,
+    read_headers,
+)
 from tickertape.plugins.backends.transformers.cpu.attention import make_attention
 from tickertape.plugins.backends.transformers.cpu.linears import replace_linears
 from tickertape.plugins.backends.transformers.cpu.threads import use_threads
 from tickertape.plugins.backends.transformers.gather import PagedAttention, gather_attention
+from tickertape.plugins.backends.transformers.int8 import Int8Layers, find_layers
 from tickertape.plugins.backends.transformers.interface import unsupported
 from tickertape.plugins.backends.transformers.layout import Layout
 from tickertape.plugins.backends.transformers.library import build, read_config
@@ -55,23 +63,35 @@ def make(spec: ModelSpec, options: BackendOptions) -> TransformersRunner:
     config = read_config(spec, trust_remote_code=trust)
     if not trust and spec.config.get("auto_map") and type(config).__module__.split(".")[0] != "transformers":
         raise unsupported(REMOTE_CODE)
+    if is_int8(spec.config):
+        del config.quantization_config  # the library knows nothing of it, and need not
     skeleton = build(config, place.dtype, "meta", trust_remote_code=trust)
-    taken = footprint(skeleton, read_headers(Path(spec.path)))
+    stored = read_headers(Path(spec.path))
+    own = own_names(skeleton, stored)
+    layers = find_layers(skeleton, stored, own, quantize=place.quantize)
+    taken = footprint(skeleton, stored, own, layers)
     pin_frequencies(skeleton, spec.max_model_len)
     layout = probe(skeleton.to(torch.bfloat16))  # of all types the one that mixtures of experts can do without values
     if options.extra.get("self_check", True):
         check_twin(config, trust_remote_code=trust)
-    return TransformersRunner(spec, type(skeleton), config, layout, taken, place)
+    return TransformersRunner(spec, type(skeleton), config, layout, layers, taken, place)
 
 
 class TransformersRunner:
     """Computes in `forward` and samples in `sample`. On the CPU nothing is in flight between them."""
 
     def __init__(
-        self, spec: ModelSpec, model_class: Any, config: Any, layout: Layout, taken: Footprint, place: Placement
+        self,
+        spec: ModelSpec,
+        model_class: Any,
+        config: Any,
+        layout: Layout,
+        layers: Int8Layers,
+        taken: Footprint,
+        place: Placement,
     ) -> None:
         self._spec, self._model_class, self._config = spec, model_class, config
-        self._layout, self._taken, self._place = layout, taken, place
+        self._layout, self._layers, self._taken, self._place = layout, layers, taken, place
         self._paged: PagedModel | None = None
         self._rows: tuple[Row, ...] = ()
         self._thread: int | None = None
@@ -91,7 +111,7 @@ class TransformersRunner:
         self._paged = PagedModel(self._layout, self._paging, self._make_attention(), self._place.device)
         yield Progress("compile", 1, 1, "kernels")
         model = yield from load_model(
-            self._model_class, self._config, weights, self._place.dtype, self._paged.attention_name
+            self._model_class, self._config, weights, self._place.dtype, self._paged.attention_name, self._layers
         )
         pin_frequencies(model, self._limits.max_model_len)
         if self._place.kernels:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from tickertape.plugins import ModelSpec
+from tickertape.plugins import ModelSpec, is_int8
 
 __all__ = ["REMOTE_CODE", "supports"]
 
@@ -51,8 +51,10 @@ def _faults(spec: ModelSpec) -> Iterator[str]:
         yield "it is an encoder-decoder model"
     if any(isinstance(config.get(part), Mapping) for part in ("vision_config", "audio_config")):
         yield "it sees or hears; only models of text alone are served"
+    if is_int8(config) and find_spec("numba") is None:
+        yield "its weights are of int8, which needs numba (pip install 'tickertape[cpu]')"
     for key in ("quantization_config", "compression_config"):
-        if found := config.get(key):
+        if (found := config.get(key)) and not is_int8(config):
             yield f"its weights are quantized ({_method(found)}), which this backend does not compute with"
     for key in _RECURRENT:
         if config.get(key):

@@ -21,6 +21,7 @@ __all__ = ["LinearKernel", "SharedInput", "replace_linears"]
 
 _SAME_INPUT: Final = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _VECTOR: Final = 16
+_CHECKED_ROWS: Final = 256
 
 _FEW_ROWS: Final = 8
 """Beyond, a processor that multiplies bfloat16 (or float16) itself is faster than widening to float32."""
@@ -83,6 +84,7 @@ class SharedInput:
         self._kernel = kernel
         self._weights = [linear.weight for linear in linears]
         self._biases = [linear.bias for linear in linears]
+        self._scales = [linear.weight_scale for linear in linears if _is_int8(linear)]
         self._x: torch.Tensor | None = None
         self._version = 0
         self._outs: list[torch.Tensor | None] = []
@@ -93,7 +95,7 @@ class SharedInput:
         out = self._outs[index] if x is self._x and version == self._version else None
         if out is None:
             self._x, self._version = x, version
-            self._outs = list(self._kernel.multiply(x, self._weights, self._biases))
+            self._outs = list(self._kernel.multiply(x, self._weights, self._biases, self._scales))
             out = self._outs[index]
             assert out is not None
         self._outs[index] = None
@@ -109,6 +111,8 @@ class KernelLinear(nn.Module):  # type: ignore[misc]  # torch is not looked into
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
+        if _is_int8(linear):
+            self.register_buffer("weight_scale", linear.weight_scale, persistent=False)
         self._shared, self._index = shared, index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -118,24 +122,24 @@ class KernelLinear(nn.Module):  # type: ignore[misc]  # torch is not looked into
 def replace_linears(
     model: nn.Module, *, dtype: torch.dtype, fuse: bool, num_threads: int, cache_dir: Path | None = None
 ) -> int:
-    """Replaces the nn.Linear layers of a loaded model whose weights are contiguous, of `dtype` and a multiple of 16
-    wide, and returns how many. float64 models, and any where numba is absent, stay as they are. Takes no memory beyond
-    some KiB a thread. Compiles (seconds) unless kept on disk; each set that is computed together is compared with
-    its members alone, and refused with ValueError if it differs."""
+    """Replaces the nn.Linear layers of a loaded model whose weights are contiguous, of `dtype` (or of int8, with a
+    buffer `weight_scale`) and a multiple of 16 wide, and returns how many. float64 models, and any where numba is
+    absent, stay as they are. Takes no memory beyond some KiB a thread. Compiles (seconds) unless kept on disk; each set
+    that is computed together is compared with its members alone, and refused with ValueError if it differs."""
     if dtype == torch.float64 or find_spec("numba") is None:
         return 0
-    kernel: LinearKernel | None = None
+    kernels: dict[bool, LinearKernel] = {}
     count = 0
     for parent in list(model.modules()):
         linears = {name: child for name, child in parent.named_children() if _is_served(child, dtype)}
-        if linears and kernel is None:
-            kernel = LinearKernel(dtype, make_team(num_threads), cache_dir)
         for names in _sets(linears, fuse):
-            assert kernel is not None
             members = [linears[name] for name in names]
-            shared = SharedInput(kernel, members)
+            int8 = _is_int8(members[0])
+            if int8 not in kernels:
+                kernels[int8] = LinearKernel(dtype, make_team(num_threads), cache_dir, int8=int8)
+            shared = SharedInput(kernels[int8], members)
             if len(members) > 1:
-                _check(shared, members)
+                _check(shared, members, dtype)
             for index, name in enumerate(names):
                 setattr(parent, name, KernelLinear(members[index], shared, index))
                 count += 1
@@ -147,8 +151,13 @@ def _is_served(module: nn.Module, dtype: torch.dtype) -> bool:
         return False
     weight, bias = module.weight, module.bias
     hooked = module._forward_hooks or module._forward_pre_hooks
-    plain = weight.dtype == dtype and weight.is_contiguous() and weight.device.type == "cpu" and not hooked
+    known = weight.dtype == dtype or _is_int8(module)
+    plain = known and weight.is_contiguous() and weight.device.type == "cpu" and not hooked
     return plain and module.in_features % _VECTOR == 0 and (bias is None or bias.dtype == dtype)
+
+
+def _is_int8(linear: nn.Module) -> bool:
+    return bool(linear.weight.dtype == torch.int8)
 
 
 def _sets(linears: dict[str, nn.Linear], fuse: bool) -> list[tuple[str, ...]]:
@@ -156,22 +165,34 @@ def _sets(linears: dict[str, nn.Linear], fuse: bool) -> list[tuple[str, ...]]:
     together = [
         names
         for names in _SAME_INPUT
-        if fuse and all(name in linears for name in names) and len({linears[name].in_features for name in names}) == 1
+        if fuse and all(name in linears for name in names) and len({_kind(linears[name]) for name in names}) == 1
     ]
     taken = {name for names in together for name in names}
     return [*together, *((name,) for name in linears if name not in taken)]
 
 
-def _check(shared: SharedInput, members: Sequence[nn.Linear]) -> None:
-    weight = members[0].weight
+def _kind(linear: nn.Linear) -> tuple[int, torch.dtype]:
+    return linear.in_features, linear.weight.dtype
+
+
+def _check(shared: SharedInput, members: Sequence[nn.Linear], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, weight.shape[1], generator=generator).to(weight.dtype)
+    x = torch.randn(2, members[0].in_features, generator=generator).to(dtype)
     with torch.inference_mode():
         for index, member in enumerate(members):
-            wanted, got = member(x).double(), shared.pick(x, index).double()
-            tolerance = 64 * torch.finfo(weight.dtype).eps * wanted.abs().max()
+            wanted, got = _alone(member, x).double(), shared.pick(x, index).double()
+            tolerance = 64 * torch.finfo(dtype).eps * wanted.abs().max()
             if not torch.allclose(got, wanted, rtol=0, atol=tolerance.item(), equal_nan=True):
                 raise ValueError("linear layers computed together differ from each alone")
+
+
+def _alone(linear: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """What the layer computes, by other means than the kernel. Of int8 a few rows are wide at once."""
+    if not _is_int8(linear):
+        out: torch.Tensor = linear(x)
+        return out
+    sums = torch.cat([x.float() @ rows.float().T for rows in linear.weight.split(_CHECKED_ROWS)], -1)
+    return sums * linear.weight_scale + (0 if linear.bias is None else linear.bias)
 
 
 def _multiplies_natively(dtype: torch.dtype) -> bool:
