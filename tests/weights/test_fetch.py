@@ -23,8 +23,10 @@ from msgspec import structs
 from tests.weights.fetch_kit import MIB, PIECE_BYTES, Action, Rig, ScriptedPeers, content, manifest_of, shard
 from tickertape.core.errors import OriginChanged, StartupError
 from tickertape.core.messages import FetchOptions
+from tickertape.core.ports import Progress
 from tickertape.core.sources import CHUNK_BYTES, FileEntry, Manifest
 from tickertape.weights.fetch.fetch import Fetch
+from tickertape.weights.objects import Objects
 from tickertape.weights.partial import Partial
 
 MODEL = {
@@ -109,6 +111,38 @@ def test_what_is_told_early_has_its_size_and_header_and_becomes_the_object(root:
         if path in seen:
             assert seen[path] == (len(MODEL[path]), rig.store.objects.path(sha256).stat().st_ino, True)
     assert len(seen) == 2
+
+
+def test_a_weight_file_may_become_an_object_while_its_header_is_asked_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ended left all of it: the next one verifies it at once, before the small files let it be looked at."""
+    files = {"config.json": b"{}", "w.safetensors": MODEL["a.safetensors"]}
+    small, large = (hashlib.sha256(data).hexdigest() for data in files.values())
+    left = Partial.take(root / "partial" / large, len(files["w.safetensors"]))
+    assert left is not None
+    while (claim := left.claim(CHUNK_BYTES)) is not None:
+        with claim:
+            claim.write(files["w.safetensors"][claim.start : claim.end])
+    left.close()
+    renamed, looked_at = threading.Event(), threading.Event()
+    adopt = Objects.adopt
+
+    def adopt_slowly(objects: Objects, file: Path, sha256: str) -> None:
+        adopt(objects, file, sha256)
+        if sha256 == large:
+            renamed.set()
+            assert looked_at.wait(20)
+
+    def report(progress: Progress) -> None:
+        if progress.done == progress.total and not (root / "partial" / small).exists():
+            looked_at.set()  # the step that reports looked first
+
+    monkeypatch.setattr(Objects, "adopt", adopt_slowly)
+    rig = Rig(root, files, arriving=lambda _: None, report=report)
+    rig.origin.before = lambda _: None if renamed.wait(20) else pytest.fail("it was not published")
+    rig.run()
+    assert rig.origin.sent_bytes == len(files["config.json"])
 
 
 def test_ranges_and_connections_are_bounded(root: Path) -> None:

@@ -132,8 +132,13 @@ class Incoming:
         if prefix < min(8, self.size_bytes):
             return False
         if not self._header_end:
-            with self.partial.data.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
+            try:
+                with self.partial.data.open("rb") as file:
+                    length = int.from_bytes(file.read(8), "little")
+            except FileNotFoundError:
+                if self.partial.is_complete:
+                    return False  # it is becoming an object just now, in another thread: `is_done` in a moment
+                raise
             self._header_end = min(8 + min(length, MAX_HEADER_BYTES), self.size_bytes)
         self._has_header = prefix >= self._header_end  # and stays so while its first unit is somebody's claim
         return self._has_header
