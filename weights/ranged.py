@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from tickertape.core.errors import OriginChanged, StartupError
 from tickertape.core.ports import Progress
-from tickertape.core.sources import Manifest, RangedSource
+from tickertape.core.sources import FileEntry, Manifest, RangedSource
 from tickertape.weights.derive import obtained
 from tickertape.weights.fetch.backoff import Backoff
 from tickertape.weights.fetch.fetch import Fetch
@@ -17,10 +18,14 @@ from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.fetch.waiting import wait_until
 from tickertape.weights.resolving import Resolving, fetched_by
 from tickertape.weights.store import Recipe, Snapshot, Store, check_relative
+from tickertape.weights.uris import public
 
 __all__ = ["RangedFiles"]
 
 _MOST_MOVES: Final = 4
+_MAX_FILE_BYTES: Final = (1 << 63) - 1
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_SHA1: Final = re.compile(r"[0-9a-f]{40}")
 
 _log = logging.getLogger(__name__)
 
@@ -82,9 +87,21 @@ class RangedFiles:
 
 def _check(manifest: Manifest) -> None:
     if not manifest.files:
-        raise StartupError(f"{manifest.uri}: has no files", code="NotAModel")
+        raise StartupError(f"{public(manifest.uri)}: has no files", code="NotAModel")
     for entry in manifest.files:
         try:
             check_relative(entry.path)
+            _check_numbers(entry)
         except ValueError as error:
-            raise StartupError(f"{manifest.uri}: {error}", code="BadManifest") from error
+            raise StartupError(f"{public(manifest.uri)}: {error}", code="BadManifest") from error
+
+
+def _check_numbers(entry: FileEntry) -> None:
+    """Files are named after digests here, and allocated by their sizes: neither is taken on the word of an origin."""
+    if entry.size_bytes is not None and not 0 <= entry.size_bytes <= _MAX_FILE_BYTES:
+        raise ValueError(f"{entry.path!r} has an impossible size")
+    sha256 = () if entry.sha256 is None else (entry.sha256,)
+    if not all(_SHA256.fullmatch(digest) for digest in (*sha256, *entry.chunk_sha256)):
+        raise ValueError(f"{entry.path!r} has a digest that is no sha256")
+    if entry.git_sha1 is not None and not _SHA1.fullmatch(entry.git_sha1):
+        raise ValueError(f"{entry.path!r} has a digest that is no sha1")

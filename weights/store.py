@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -33,6 +33,8 @@ from tickertape.weights.lock import FileLock
 from tickertape.weights.objects import Objects
 
 __all__ = ["Derived", "Recipe", "Snapshot", "Store", "check_relative"]
+
+_MAX_NAME_BYTES: Final = 255  # Linux's NAME_MAX
 
 
 class Recipe(Struct, frozen=True):
@@ -62,10 +64,16 @@ class Derived(Struct, frozen=True):
 
 
 def check_relative(path: str) -> str:
-    """`path` if it stays inside its directory; raises ValueError else."""
+    """`path` if it stays inside its directory and every file system takes it; raises ValueError else."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or not pure.parts or ".." in pure.parts or "\0" in path:
         raise ValueError(f"not a path inside a model: {path!r}")
+    try:
+        longest_bytes = max(len(part.encode()) for part in pure.parts)
+    except UnicodeEncodeError:
+        raise ValueError(f"not a name that can be written: {path!r}") from None
+    if longest_bytes > _MAX_NAME_BYTES:
+        raise ValueError(f"a name of {longest_bytes} bytes, over {_MAX_NAME_BYTES}: {path[:40]!r}...")
     return path
 
 

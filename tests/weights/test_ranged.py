@@ -220,6 +220,29 @@ def test_a_manifest_cannot_leave_the_model(root: Path, path: str) -> None:
     assert not site.source.origins
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"size_bytes": -1},
+        {"size_bytes": 1 << 63},
+        {"sha256": "../" * 20 + "etc"},
+        {"sha256": "AB" * 32},
+        {"chunk_sha256": ("00",)},
+        {"sha256": None, "git_sha1": "no digest"},
+        {"path": "a" * 300},
+    ],
+)
+def test_sizes_and_digests_are_not_taken_on_the_word_of_an_origin(root: Path, wrong: dict[str, Any]) -> None:
+    site = Site(root)
+    first, *rest = site.source.manifest.files
+    site.source.manifest = structs.replace(site.source.manifest, files=(structs.replace(first, **wrong), *rest))
+    refusal = site.refusal(uri="mem://me:secret@org/tiny")
+    assert refusal.code == "BadManifest"
+    assert "secret" not in refusal.message
+    assert not site.source.origins
+    assert not list(root.glob("partial/*"))
+
+
 def test_a_model_is_opened_while_its_weights_are_coming(root: Path) -> None:
     """What is told early can be mapped at once; a tensor is waited for, and comes from the file that was mapped."""
     site = Site(root, origin_connections=1)
