@@ -59,10 +59,7 @@ class HttpClient:
             if not target:
                 return answer, url
             self.done(answer, drain=_is_small(answer))
-            followed = urljoin(url, target)
-            if urlsplit(followed).scheme not in ("https", urlsplit(url).scheme):
-                raise StartupError(f"{shown(url)}: redirects away from https", code="UnexpectedAnswer")
-            url = followed
+            url = _followed(url, target)
         raise StartupError(f"{shown(url)}: redirects again and again", code="UnexpectedAnswer")
 
     def read(self, answer: urllib3.BaseHTTPResponse, max_bytes: int, what: str) -> bytes:
@@ -149,6 +146,20 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
     """Scheme, host and port: what a browser calls an origin."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
+
+
+def _followed(url: str, target: str) -> str:
+    """Where a redirect leads. Raises StartupError."""
+    try:
+        followed = urljoin(url, target)
+        scheme, host, _ = origin_of(followed)
+    except ValueError:  # an address or a port that cannot be
+        scheme, host = "", ""
+    if scheme not in ("https", "http") or not host:
+        raise StartupError(f"{shown(url)}: redirects to what is no http address", code="UnexpectedAnswer")
+    if scheme == "http" and urlsplit(url).scheme == "https":
+        raise StartupError(f"{shown(url)}: redirects away from https", code="UnexpectedAnswer")
+    return followed
 
 
 def _manager(proxy: str | None, tls: bool) -> urllib3.PoolManager:

@@ -79,7 +79,10 @@ class Address:
     @classmethod
     def read(cls, uri: str) -> Address:
         """Raises StartupError: UnsupportedSource, PickleOnly."""
-        parts = urlsplit(uri)
+        try:
+            parts = urlsplit(uri)
+        except ValueError:  # its text may hold the password
+            raise StartupError("the model's URL has an address that cannot be", code="UnsupportedSource") from None
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         try:
             port_is_one = parts.port is None or parts.port > 0

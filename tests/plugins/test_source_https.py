@@ -225,6 +225,7 @@ def test_what_is_no_model_is_said_in_one_line(origin: FakeOrigin, path: str, cod
         ("http://models.example/x.safetensors#sha256=" + "0" * 64, True),
         ("http:///x.gguf", True),
         ("https://host:99999/x.gguf", True),
+        ("https://me:secret@[::1/x.gguf", True),
         ("http://models.example/x.gguf#sha256=" + "0" * 64, False),
         ("http://models.example/dir#sha256=" + "0" * 64, False),
         ("http://localhost/x.gguf", False),
@@ -387,6 +388,14 @@ def test_credentials_of_a_url_go_to_its_host_and_no_further(origin: FakeOrigin) 
     assert all(seen.query == {"sig": ["1"]} for seen in origin.asked("hub"))
     assert origin.asked("cdn")
     assert not any("authorization" in seen.headers for seen in origin.asked("cdn"))
+
+
+@pytest.mark.parametrize("target", ["http://[::1", "http://h:99999/x", "file:///etc/passwd", "ftp://h/x"])
+def test_a_redirect_that_leads_nowhere_is_said_in_one_line(origin: FakeOrigin, target: str) -> None:
+    origin.order(Fault("/m/x.gguf", status=302, headers={"Location": target}))
+    said = refusal(f"{origin.url}/m/x.gguf?sig=secret")
+    assert said.code == "UnexpectedAnswer"
+    assert "secret" not in said.message
 
 
 def test_a_proxy_of_the_environment_is_used_and_no_proxy_is_obeyed(
