@@ -170,9 +170,23 @@ class EngineDead(EngineFault):
 
 
 class StartupError(TickertapeError):
-    """`code` is the reason shown on /readyz, in CamelCase: PathNotFound, MissingShard, TruncatedFile, ..."""
+    """`code` is the reason shown on /readyz, in CamelCase: PathNotFound, MissingShard, TruncatedFile, ...
+
+    The message is one line whatever it quotes: names of files and answers of origins may hold line ends and worse.
+    """
 
     default_code = "StartupFailed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in message)
+        super().__init__(shown, code=code, param=param, retry_after_s=retry_after_s)
 
 
 class OriginError(StartupError):
