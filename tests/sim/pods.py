@@ -88,7 +88,9 @@ class Pod:
         if self._process is None:
             return
         tree = process_tree(self._process.pid)
-        self._process.kill()
+        for pid in tree:  # as a container ends: a child that has just begun would not notice soon
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
         deadline = time.monotonic() + _BURIAL_S
         while any(map(alive, tree)):
