@@ -82,7 +82,8 @@ class Kubelet:
 
     def stop(self) -> None:
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._stopping.set)
+            with suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
         if self._failure is not None:
             raise self._failure
