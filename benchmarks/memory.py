@@ -4,7 +4,7 @@ A random model of half a gigabyte is served, asked once with a full prompt, and 
 a worker of the same kind holds that serves a model of next to nothing: interpreter, libraries, compiled kernels.
 Weights that are mapped count as the plan has them, although all workers share them.
 
-    python benchmarks/memory.py [--quick] [--dtype bfloat16]
+    python benchmarks/memory.py [--quick] [--dtype bfloat16] [--quantization int8]
 """
 
 from __future__ import annotations
@@ -46,10 +46,15 @@ class Plan(NamedTuple):
 
 
 class Held(NamedTuple):
+    """Of one worker."""
+
     resident_bytes: int
     private_bytes: int
     weights_bytes: int  # of the mapped files
     weights_share_bytes: int  # of those, divided by who else maps them
+
+
+Workers = tuple[list[Held], Path]
 
 
 def plan_of(directory: Path, dtype: str) -> Plan:
@@ -67,13 +72,13 @@ def make_plan(directory: str, dtype: str) -> str:
     return json.dumps([plan.weight_bytes, plan.private_bytes + plan.workspace_bytes + KV_BYTES])
 
 
-def workers_of(models: Sequence[str], dtype: str, store: Path, kv_bytes: int) -> tuple[list[Held], Path]:
+def workers_of(models: Sequence[str], dtype: str, store: Path, kv_bytes: int, flags: Mapping[str, str]) -> Workers:
     """What the workers hold after a full prompt, and where the model lay that they served."""
-    flags = {
-        "store": store, "dtype": dtype, "kv-cache-bytes": kv_bytes, "max-model-len": LIMITS.max_model_len,
+    given = {
+        **flags, "store": store, "dtype": dtype, "kv-cache-bytes": kv_bytes, "max-model-len": LIMITS.max_model_len,
         "max-num-seqs": LIMITS.max_num_seqs, "max-batch-tokens": LIMITS.max_batch_tokens, "port": 0,
     }  # fmt: skip
-    arguments = [*models, *(f"--{name}={value}" for name, value in flags.items())]
+    arguments = [*models, *(f"--{name}={value}" for name, value in given.items())]
     with tempfile.TemporaryDirectory() as directory:
         server = Server(arguments, log=Path(directory) / "log")
         try:
@@ -134,20 +139,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="float32 only")
     parser.add_argument("--dtype", action="append", help="types to compute in; default: float32, bfloat16")
+    parser.add_argument("--quantization", default="none")
     options = parser.parse_args(arguments)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as root:
         store = Path(root) / "store"
         big, small = write_model(Path(root) / "big", BIG), write_model(Path(root) / "small", SMALL)
         for dtype in options.dtype or (["float32"] if options.quick else ["float32", "bfloat16"]):
-            figures += figures_of(dtype, big, small, store)
+            figures += figures_of(dtype, big, small, store, {"quantization": options.quantization})
     publish("a random llama of 8 layers and 1024 wide, on CPU", figures)
 
 
-def figures_of(dtype: str, big: Path, small: Path, store: Path) -> list[Figure]:
-    (idle,), _ = workers_of([f"one={small}"], dtype, store, MIB)
+def figures_of(dtype: str, big: Path, small: Path, store: Path, flags: Mapping[str, str]) -> list[Figure]:
+    (idle,), _ = workers_of([f"one={small}"], dtype, store, MIB, flags)
     baseline = idle.resident_bytes
-    (first, second), served = workers_of([f"one={big}", f"two={big}"], dtype, store, KV_BYTES)
+    (first, second), served = workers_of([f"one={big}", f"two={big}"], dtype, store, KV_BYTES, flags)
     plan = plan_of(directory_of(served, big, store), dtype)
     promised = plan.total_bytes * 1.05 + 32 * MIB
     beyond = first.resident_bytes - baseline

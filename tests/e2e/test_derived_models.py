@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tickertape.testing.models import write_llama
-from tickertape.testing.processes import Server
+from tickertape.testing.processes import Server, command_line
 from tickertape.testing.tokenizers import byte_level_tokenizer
+from tickertape.weights.materialize import DEFAULT_MODEL
 
 
 def write_bare(directory: Path) -> Path:
@@ -42,3 +46,30 @@ def test_it_is_served_from_derived_files_with_its_own_defaults(start: Callable[.
 
     assert len(texts(9)) == 1  # greedy by the file, 9 tokens by the flag
     assert len(texts(5, max_tokens=5, temperature=1)) > 1
+
+
+@pytest.mark.demo
+def test_the_demo_model_in_int8_answers_and_is_found_by_the_next_start(start: Callable[..., Any]) -> None:
+    """Two models of one server, and a second server: every worker maps the same object of integers."""
+    store = Path(os.environ.get("TICKERTAPE_STORE", "~/.cache/tickertape")).expanduser()
+    flags = ("--port", "0", "--store", str(store), "--quantization", "int8", "--dtype", "float32")
+    models = [f"{name}={DEFAULT_MODEL}" for name in ("one", "two")]
+    server: Server = start(Server, *models, *flags).until_ready()
+    for name in ("one", "two"):
+        body = {"model": name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        answer = server.client.post("/v1/chat/completions", json={**body, "temperature": 0, "max_tokens": 20})
+        assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+    mapped = {objects_of(pid, store) for pid in server.children() if "tickertape.worker" in command_line(pid)}
+    assert len(mapped) == 1
+    [objects] = mapped
+    assert sum(Path(path).stat().st_size for path in objects) < 240e6  # 538 MB when wide
+    inodes = {path: Path(path).stat().st_ino for path in objects}
+    server.kill()
+    again: Server = start(Server, models[0], *flags).until_ready()
+    assert objects_of(again.worker(), store) == objects
+    assert {path: Path(path).stat().st_ino for path in objects} == inodes
+
+
+def objects_of(pid: int, store: Path) -> frozenset[str]:
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return frozenset(line.split(maxsplit=5)[5] for line in lines if str(store / "objects") in line)
