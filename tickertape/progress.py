@@ -64,14 +64,15 @@ class ProgressLog:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._last: dict[str, tuple[str, float]] = {}
+        self._last: dict[str, tuple[str, bool, float]] = {}
 
     def show(self, model: str, progress: Progress) -> None:
-        stage, at = self._last.get(model, ("", 0.0))
+        is_over = 0 < progress.total <= progress.done
+        stage, was_over, at = self._last.get(model, ("", False, 0.0))
         now = self._clock()
-        if stage == progress.stage and now - at < _LINE_EVERY_S and progress.done < progress.total:
+        if (stage, was_over) == (progress.stage, is_over) and now - at < _LINE_EVERY_S:
             return
-        self._last[model] = (progress.stage, now)
+        self._last[model] = (progress.stage, is_over, now)
         _log.info("%s: %s %s", model, progress.stage, amount(progress))
 
     def close(self) -> None:
