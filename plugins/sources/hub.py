@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NoReturn
 
 import httpx2
+import msgspec
 from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoSibling
@@ -46,9 +47,12 @@ class Hub:
             _raise_unreachable(self._api.endpoint, error)
         if info.sha is None or info.siblings is None:
             raise OriginError(f"{self._api.endpoint}: does not say which files hf://{model.repo} has")
-        siblings = {sibling.rfilename: sibling for sibling in info.siblings}
-        chosen = choose_files(siblings, f"hf://{model.repo}", model.file)
-        return info.sha, tuple(_entry(siblings[path]) for path in chosen)
+        try:
+            siblings = {sibling.rfilename: sibling for sibling in info.siblings}
+            chosen = choose_files(siblings, f"hf://{model.repo}", model.file)
+            return info.sha, tuple(_entry(siblings[path]) for path in chosen)
+        except (TypeError, msgspec.ValidationError) as error:
+            _raise_unreachable(self._api.endpoint, error)
 
     def origin(self, model: HubModel, commit: str) -> HttpOrigin:
         """The files of a commit."""
@@ -94,9 +98,12 @@ class Hub:
 
 
 def _entry(sibling: RepoSibling) -> FileEntry:
+    """Raises ValidationError: huggingface_hub takes what the hub says as it is."""
     if sibling.lfs is not None:
-        return FileEntry(sibling.rfilename, sibling.lfs.size, sibling.lfs.sha256)
-    return FileEntry(sibling.rfilename, sibling.size, git_sha1=sibling.blob_id)
+        entry = FileEntry(sibling.rfilename, sibling.lfs.size, sibling.lfs.sha256)
+    else:
+        entry = FileEntry(sibling.rfilename, sibling.size, git_sha1=sibling.blob_id)
+    return msgspec.convert(msgspec.to_builtins(entry), FileEntry)
 
 
 def _raise_unreachable(endpoint: str, error: Exception) -> NoReturn:

@@ -38,7 +38,7 @@ def git_sha1(data: bytes) -> str:
 @dataclass
 class Repo:
     """A model of the hub. `lfs` names the files that lie on the CDN. Of a `gated` one everybody sees the listing, and
-    those in `granted` the files; a `private` one only they see at all."""
+    those in `granted` the files; a `private` one only they see at all. `lies` are fields of the listing by path."""
 
     files: Mapping[str, bytes]
     lfs: tuple[str, ...] = ()
@@ -46,6 +46,7 @@ class Repo:
     private: bool = False
     granted: tuple[str, ...] = ()
     branches: dict[str, str] = field(default_factory=dict)
+    lies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def commit(self) -> str:
@@ -257,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
             if path in repo.lfs:
                 digest = hashlib.sha256(data).hexdigest()
                 sibling["lfs"] = {"sha256": digest, "size": len(data), "pointerSize": 134}
-            siblings.append(sibling)
+            siblings.append(sibling | repo.lies.get(path, {}))
         gated = "manual" if repo.gated else False
         listing = {"id": name, "modelId": name, "sha": repo.commit, "private": repo.private, "gated": gated}
         self._answer(200, json.dumps({**listing, "siblings": siblings}).encode(), {"Content-Type": "application/json"})

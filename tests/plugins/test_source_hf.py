@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -234,6 +235,16 @@ def test_an_answer_that_does_not_come_whole_may_later(origin: FakeOrigin, fault:
     origin.order(fault)
     with pytest.raises(OriginError):
         HubSource(origin.url, SECRET, stall_s=0.2).resolve("hf://org/tiny")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"size": "7"}, {"rfilename": None}, {"lfs": {"sha256": 7, "size": 7}}, {"blobId": 7}]
+)
+def test_a_listing_that_makes_no_sense_is_one_line(origin: FakeOrigin, wrong: dict[str, Any]) -> None:
+    origin.hub["org/tiny"].lies = {"tokenizer.json": wrong}
+    error = refusal(origin)
+    assert isinstance(error, OriginError)
+    assert "makes no sense" in error.message
 
 
 def test_without_a_network_it_may_work_later(origin: FakeOrigin, monkeypatch: pytest.MonkeyPatch) -> None:
