@@ -134,7 +134,7 @@ def _only_gguf(files: Sequence[FileEntry]) -> FileEntry | None:
 def _in_place(store: Store, directory: Path, files: tuple[FileEntry, ...]) -> tuple[Path, tuple[FileEntry, ...]]:
     """The directory itself, unless weights lie there that are none of the model's: then links to those that are."""
     ours = {entry.path for entry in files}
-    others = [path.name for path in directory.glob("*.safetensors*") if path.name not in ours]
+    others = any(path.is_file() and path.name not in ours for path in directory.glob("*.safetensors*"))
     if not others or _only_gguf(files) is not None:
         return directory, files
     try:

@@ -54,6 +54,15 @@ def test_a_directory_is_used_in_place(tiny: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+def test_a_directory_called_like_a_file_is_named(tiny: Path, tmp_path: Path) -> None:  # case 107
+    (tiny / "model.safetensors").unlink()
+    (tiny / "model.safetensors").mkdir()
+    error = refusal(str(tiny), tmp_path / "store")
+    assert error.code == "NoWeights"
+    assert error.message.startswith("model.safetensors: is a directory")
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize("spelling", ["{0}", "{0}/", "./my tiny", "my tiny/", "../models/my tiny", "{uri}"])
 def test_every_spelling_gives_one_name_and_path(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
