@@ -110,7 +110,8 @@ class Objects:
         except OSError:
             return False
         if whole and os.access(self._meta.parent, os.W_OK):
-            self.note_verified(sha256, before)
+            with suppress(OSError):  # a full disk is no reason not to serve what is on it
+                self.note_verified(sha256, before)
         return whole
 
     def hold(self, sha256: str) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +115,20 @@ def test_recipes_are_told_apart_and_order_does_not_count() -> None:
 def test_a_snapshot_stays_in_its_directory(tmp_path: Path, path: str) -> None:
     with pytest.raises(ValueError, match=r"not a path inside|not a name|256 bytes"):
         fill(Store(tmp_path), {path: b"one"})
+
+
+def test_a_store_that_was_copied_onto_a_full_disk_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have other inodes than were noted: they are hashed, and that cannot be noted."""
+    fill(Store(tmp_path / "store"), {"file": b"one"})
+    shutil.copytree(tmp_path / "store", tmp_path / "copy", symlinks=True)
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tickertape.weights.objects.write_atomically", full)
+    snapshot = Store(tmp_path / "copy").find(RECIPE)
+    assert snapshot is not None
+    assert (snapshot.path / "file").read_bytes() == b"one"
 
 
 def overwrite(path: Path) -> None:
