@@ -46,7 +46,7 @@ class Repo:
     private: bool = False
     granted: tuple[str, ...] = ()
     branches: dict[str, str] = field(default_factory=dict)
-    lies: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    lies: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def commit(self) -> str:
@@ -258,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
             if path in repo.lfs:
                 digest = hashlib.sha256(data).hexdigest()
                 sibling["lfs"] = {"sha256": digest, "size": len(data), "pointerSize": 134}
-            siblings.append(sibling | repo.lies.get(path, {}))
+            siblings.append({**sibling, **repo.lies.get(path, {})})
         gated = "manual" if repo.gated else False
         listing = {"id": name, "modelId": name, "sha": repo.commit, "private": repo.private, "gated": gated}
         self._answer(200, json.dumps({**listing, "siblings": siblings}).encode(), {"Content-Type": "application/json"})
