@@ -208,8 +208,12 @@ class Store:
     def _holds(self, snapshot: Snapshot, entry: FileEntry) -> bool:
         if entry.sha256 is not None and not self.objects.intact(entry.sha256):
             return False
+        place = snapshot.path / entry.path
         try:
-            return (snapshot.path / entry.path).stat().st_size == entry.size_bytes
+            found = place.stat()
+            if entry.sha256 is not None and place.is_symlink():  # to the object, and to nothing else of its size
+                return os.path.samestat(found, self.objects.path(entry.sha256).stat())
+            return found.st_size == entry.size_bytes
         except OSError:
             return False
 

@@ -117,6 +117,17 @@ def test_a_snapshot_stays_in_its_directory(tmp_path: Path, path: str) -> None:
         fill(Store(tmp_path), {path: b"one"})
 
 
+def test_a_link_that_leads_elsewhere_is_made_anew(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    link = fill(store, {"file": b"one", "other": b"two"}).path / "file"
+    for wrong in (b"bad", b"another"):
+        (tmp_path / "wrong").write_bytes(wrong)
+        link.unlink()
+        link.symlink_to(tmp_path / "wrong")
+        assert Store(store.root).find(RECIPE) is None
+        assert (fill(Store(store.root), {"file": b"one", "other": b"two"}).path / "file").read_bytes() == b"one"
+
+
 def test_a_store_that_was_copied_onto_a_full_disk_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files have other inodes than were noted: they are hashed, and that cannot be noted."""
     fill(Store(tmp_path / "store"), {"file": b"one"})
