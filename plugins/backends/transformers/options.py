@@ -39,7 +39,7 @@ class Placement(NamedTuple):
 
 def placement(spec: ModelSpec, options: BackendOptions) -> Placement:
     """What `auto` means: the type of the file, except that a CPU without instructions for a half type computes in
-    float32. Raises StartupError (BadOption)."""
+    float32, and that weights of int8 are not computed in float64. Raises StartupError (BadOption)."""
     if options.quantization not in ("none", "int8"):
         raise StartupError(f"the transformers backend does not quantize to {options.quantization}", code="BadOption")
     device = torch.device(options.device)
@@ -48,9 +48,12 @@ def placement(spec: ModelSpec, options: BackendOptions) -> Placement:
     dtype = _TYPES[spec.dtype if options.dtype == "auto" else options.dtype]
     if options.dtype == "auto" and device.type == "cpu" and not _computed_by_cpu(dtype):
         dtype = torch.float32
-    kernels = device.type == "cpu" and bool(options.extra.get("kernels", True))
     quantize = options.quantization == "int8"
-    if quantize or is_int8(spec.config):
+    int8 = quantize or is_int8(spec.config)
+    if options.dtype == "auto" and int8 and dtype == torch.float64:
+        dtype = torch.float32
+    kernels = device.type == "cpu" and bool(options.extra.get("kernels", True))
+    if int8:
         _check_int8(dtype, device, kernels=kernels)
     return Placement(dtype, device, options.num_threads or available_cores(), kernels, quantize)
 
