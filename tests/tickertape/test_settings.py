@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from tickertape.key_file import read_keys
-from tickertape.pieces import wire_options
 from tickertape.model_choice import ModelChoice
+from tickertape.pieces import wire_options
 from tickertape.settings import Settings, SettingsError, load_settings
 
 
