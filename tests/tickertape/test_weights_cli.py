@@ -23,6 +23,7 @@ from tests.weights.conftest import Models
 from tickertape.__main__ import main
 from tickertape.weights.pins import Pins
 from tickertape.weights.store import Recipe, Store
+from tickertape.weights.uris import public
 
 KIB = 1024
 Run = Callable[..., Result]
@@ -148,6 +149,16 @@ def test_pin_and_unpin(run: Run, root: Path, filled: dict[str, str], spelling: s
     assert run("unpin", name).stdout == "not pinned: hf://org/one\n"
     run("prune", "--to", "0")
     assert listed(run) == {}
+
+
+def test_a_uri_with_a_secret_names_what_was_fetched_by_it_and_is_not_said_again(run: Run, root: Path) -> None:
+    uri = "https://me:hunter2@host/m/?sig=hunter2"
+    inputs = {"uri": public(uri), "revision": "r", "uri_sha256": hashlib.sha256(uri.encode()).hexdigest()}
+    put(root, Recipe("fetch", inputs), {"w": content("a", 1)})
+    assert run("pin", uri).stdout == "pinned https://host/m/ at r\n"
+    other = uri.replace("sig=hunter2", "sig=hunter3")
+    assert run("unpin", other, status=1).stderr == "tickertape: https://host/m/ is not in the store\n"
+    assert run("unpin", "https://host/m/").stdout == "unpinned https://host/m/\n"
 
 
 def test_a_model_that_is_not_there(run: Run, filled: dict[str, str]) -> None:

@@ -33,6 +33,7 @@ FILES = {
         ("hf://org/name@main", "hf://org/name@main"),
         ("wheel://pkg==1.0/a/b.gguf", "wheel://pkg==1.0/a/b.gguf"),
         ("file:///a/b?c", "file:///a/b?c"),
+        ("https://me:secret@[::1/x", "https://..."),
     ],
 )  # fmt: skip
 def test_what_is_shown(uri: str, shown: str) -> None:

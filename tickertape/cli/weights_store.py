@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from tickertape.settings import Settings, SettingsError, load_settings
 from tickertape.weights.space import human
 from tickertape.weights.spec import served_name
 from tickertape.weights.store import Store
+from tickertape.weights.uris import public
 from tickertape.weights.usage import Model, Usage
 
 __all__ = [
@@ -64,17 +66,21 @@ def chosen(usage: Usage, names: Sequence[str]) -> tuple[Model, ...]:
     for name in names:
         matching = [model for model in usage.models() if _is_meant(model, name)]
         if not matching:
-            stop_with(f"{name} is not in the store")
+            stop_with(f"{public(name)} is not in the store")
         if len({model.uri for model in matching}) > 1:
-            stop_with(f"{name} may be {' or '.join(sorted(model.uri for model in matching))}")
+            stop_with(f"{public(name)} may be {' or '.join(sorted(model.uri for model in matching))}")
         found |= {model.key: model for model in matching}
     return tuple(found.values())
 
 
 def _is_meant(model: Model, name: str) -> bool:
-    uris = {model.uri, *(recipe.inputs.get("uri", "") for kept in model.snapshots for recipe in kept.recipes)}
+    recipes = [recipe for kept in model.snapshots for recipe in kept.recipes]
+    uris = {model.uri, *(recipe.inputs.get("uri", "") for recipe in recipes)}
     uris |= {served_name(uri) for uri in uris}
     spelled = {name, f"hf://{name}", os.path.abspath(name)}
+    if public(name) != name:  # the store knows a URI with a secret in it by its digest
+        uris = {recipe.inputs.get("uri_sha256", "") for recipe in recipes}
+        spelled = {hashlib.sha256(name.encode()).hexdigest()}
     return not uris.isdisjoint(spelled) or bool(_KEY_PREFIX.fullmatch(name) and model.key.startswith(name))
 
 
