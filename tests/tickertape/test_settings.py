@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from pydantic import ValidationError
 
+from tickertape.__main__ import main
 from tickertape.key_file import read_keys
 from tickertape.model_choice import ModelChoice
 from tickertape.pieces import wire_options
@@ -140,6 +143,15 @@ def test_settings_do_not_change_and_keys_do_not_show() -> None:
     assert "secret-key" not in repr(settings)
     with pytest.raises(ValidationError):
         settings.port = 1
+
+
+def test_the_help_says_seconds_of_seconds_alone() -> None:
+    shown = CliRunner().invoke(main, ["serve", "--help"]).stdout
+    words = dict(re.findall(r"^  (--[\w-]+) (SECONDS|NUMBER)", shown, re.MULTILINE))
+    assert words["--default-temperature"] == "NUMBER"
+    assert {name for name, word in words.items() if word == "SECONDS"} == {
+        name for name in words if name.endswith("-s")
+    }
 
 
 def test_every_field_has_help_and_a_group() -> None:

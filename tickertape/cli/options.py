@@ -104,7 +104,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
     if get_origin(annotation) is Literal:
         return "CHOICE" if len("|".join(get_args(annotation))) > 40 else "|".join(get_args(annotation))
     kinds = {getattr(t, "__name__", "") for t in (annotation, *get_args(annotation))}
-    for kind, metavar in (("ByteSize", "SIZE"), ("int", "N"), ("float", "SECONDS"), ("SecretStr", "KEY")):
+    number = "SECONDS" if name.endswith("_s") else "NUMBER"
+    for kind, metavar in (("ByteSize", "SIZE"), ("int", "N"), ("float", number), ("SecretStr", "KEY")):
         if kind in kinds:
             return metavar
     if "Path" in kinds:
