@@ -105,6 +105,8 @@ class Collector:
     def collect(self, enough: Callable[[int], bool], choose: Callable[[Usage], Iterable[Victim]] | None = None) -> int:
         """Removes garbage, then what `choose` gives (`evictable` if not told), until `enough` of the bytes freed so
         far; returns these. Victims that somebody has come to use meanwhile stay. Raises StartupError."""
+        if not self._store.root.exists():
+            return 0  # and it is not made for that
         self.check()
         freed = 0
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,9 +19,15 @@ from tickertape.weights.files import fsync_directory, fsync_file, write_atomical
 from tickertape.weights.holds import Holds
 from tickertape.weights.ledger import Ledger
 
-__all__ = ["DigestWriter", "Objects", "digest_file"]
+__all__ = ["DigestWriter", "Objects", "digest_file", "is_sha256"]
 
 _CHUNK_BYTES = 4 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def is_sha256(name: str) -> bool:
+    """Whether it may name an object. What does not leads elsewhere, or is none of ours."""
+    return _SHA256.fullmatch(name) is not None
 
 
 def digest_file(path: Path, already: Any = None, start: int = 0) -> str:

@@ -16,6 +16,7 @@ from tickertape.weights.fetch.backoff import Backoff
 from tickertape.weights.fetch.fetch import Fetch
 from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.fetch.waiting import wait_until
+from tickertape.weights.objects import is_sha256
 from tickertape.weights.resolving import Resolving, fetched_by
 from tickertape.weights.store import Recipe, Snapshot, Store, check_relative
 from tickertape.weights.uris import public
@@ -24,7 +25,6 @@ __all__ = ["RangedFiles"]
 
 _MOST_MOVES: Final = 4
 _MAX_FILE_BYTES: Final = (1 << 63) - 1
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def _check_numbers(entry: FileEntry) -> None:
     if entry.size_bytes is not None and not 0 <= entry.size_bytes <= _MAX_FILE_BYTES:
         raise ValueError(f"{entry.path!r} has an impossible size")
     sha256 = () if entry.sha256 is None else (entry.sha256,)
-    if not all(_SHA256.fullmatch(digest) for digest in (*sha256, *entry.chunk_sha256)):
+    if not all(map(is_sha256, (*sha256, *entry.chunk_sha256))):
         raise ValueError(f"{entry.path!r} has a digest that is no sha256")
     if entry.git_sha1 is not None and not _SHA1.fullmatch(entry.git_sha1):
         raise ValueError(f"{entry.path!r} has a digest that is no sha1")

@@ -13,6 +13,7 @@ from msgspec import Struct
 from tickertape.core.sources import FileEntry
 from tickertape.weights.holds import is_held
 from tickertape.weights.lineage import Lineage, roots_of
+from tickertape.weights.objects import is_sha256
 from tickertape.weights.pins import Pins
 from tickertape.weights.store import Derived, Recipe, Store
 
@@ -147,7 +148,8 @@ def _listings(root: Path) -> Iterator[tuple[str, tuple[FileEntry, ...]]]:
     ids = {path.stem for path in folder.glob("[!.]*.json")} | {path.name for path in folder.glob("*") if path.is_dir()}
     for id in ids:
         try:
-            yield id, msgspec.json.decode((folder / f"{id}.json").read_bytes(), type=tuple[FileEntry, ...])
+            files = msgspec.json.decode((folder / f"{id}.json").read_bytes(), type=tuple[FileEntry, ...])
+            yield id, files if all(entry.sha256 is None or is_sha256(entry.sha256) for entry in files) else ()
         except FileNotFoundError:
             yield id, ()  # half removed
         except (OSError, msgspec.DecodeError):
@@ -182,6 +184,8 @@ def _in_use(root: Path, id: str, files: Iterable[FileEntry]) -> bool:
 
 def _objects(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
     for path in sorted((root / "objects").glob("??/*")):
+        if not is_sha256(path.name) or path.parent.name != path.name[:2]:
+            continue  # not ours to remove
         try:
             yield path, path.stat()
         except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -233,6 +234,26 @@ def test_workspaces_of_the_dead_are_garbage_those_of_the_living_are_not(tmp_path
             assert [victim.name for victim in garbage(survey(store))] == ["0.dead"]
             collect(tmp_path)
             assert (dead.exists(), starting.exists(), at_work.exists()) == (False, True, True)
+
+
+def test_a_place_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    assert collect(tmp_path / "none") == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_has_no_digest_for_a_name_is_left_alone(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "store", tmp_path / "va"
+    (root / "objects").mkdir(parents=True)
+    elsewhere.mkdir()
+    (elsewhere / "valuable").write_text("x")
+    (root / "objects" / "va").symlink_to(elsewhere)
+    (root / "snapshots" / "s").mkdir(parents=True)
+    listing = [{"path": "f", "size_bytes": 1, "sha256": "../../va/valuable"}]
+    (root / "snapshots" / "s.json").write_text(json.dumps(listing))
+    assert survey(Store(root)).size_bytes == 0
+    collect(root)
+    assert (elsewhere / "valuable").read_text() == "x"
+    assert not (root / "snapshots" / "s.json").exists()
 
 
 def test_links_out_of_the_store_are_removed_and_not_followed(tmp_path: Path) -> None:
