@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from tickertape.core.errors import StartupError
 from tickertape.core.sources import CHUNK_BYTES
+from tickertape.weights.store import check_relative
 
 __all__ = ["MANIFEST", "make_manifest"]
 
@@ -50,6 +51,10 @@ def make_manifest(directory: Path) -> bytes:
 
 
 def _listed(name: str, path: Path) -> _File:
+    try:
+        check_relative(name)
+    except ValueError as error:
+        raise StartupError(str(error), code="Unreadable") from error
     whole, chunks, size = hashlib.sha256(), [], 0
     try:
         with path.open("rb") as file:

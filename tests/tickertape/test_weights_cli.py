@@ -370,6 +370,12 @@ def test_manifest(tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'manifest.json'}: 1 file\n")
     assert (tmp_path / "manifest.json").read_text() == printed.stdout
     assert CliRunner().invoke(main, ["weights", "manifest", str(tmp_path / "none")]).exit_code == 1
+    (tmp_path / os.fsdecode(b"no-text-\xff.json")).write_text("{}")
+    refused = CliRunner().invoke(main, ["weights", "manifest", str(tmp_path)])
+    assert (refused.exit_code, refused.stderr) == (
+        1,
+        "tickertape: not a name that can be written: 'no-text-\\udcff.json'\n",
+    )
 
 
 @pytest.mark.parametrize("command", ["", "list", "du", "pull", "verify", "pin", "unpin", "prune", "serve", "manifest"])
