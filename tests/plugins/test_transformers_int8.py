@@ -14,10 +14,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from tickertape.core.quantization import INT8_CONFIG
 from tickertape.plugins import BackendOptions, Limits, ModelSpec, Row, StartupError
 from tickertape.plugins.backends.transformers import options as placing
+from tickertape.plugins.backends.transformers.checkpoint import Stored
+from tickertape.plugins.backends.transformers.int8 import find_layers
 from tickertape.plugins.backends.transformers.runner import TransformersRunner, make
 from tickertape.plugins.backends.transformers.suitability import supports
 from tickertape.plugins.sources.directory import DirectorySource
@@ -146,6 +149,18 @@ def said_to_be_int8(directory: Path) -> ModelSpec:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "quantization_config": dict(INT8_CONFIG)}))
     return model_spec(directory)
+
+
+def test_layers_whose_weight_is_tied_or_that_are_no_plain_ones_are_left_alone() -> None:
+    class Special(nn.Linear):  # type: ignore[misc]
+        pass
+
+    model = nn.ModuleDict({name: nn.Linear(16, 8) for name in ("plain", "tied", "same")} | {"special": Special(16, 8)})
+    model["same"].weight = model["tied"].weight
+    stored = {f"{name}.weight": Stored("F32", (8, 16)) for name in model} | {"plain.bias": Stored("F32", (8,))}
+    own = {name: name for name in stored}
+    assert find_layers(model, stored, own, quantize=True).made == {"plain.weight": "plain.weight"}
+    assert find_layers(model, stored, own, quantize=False) == ({}, {})
 
 
 def test_integers_without_scales_are_refused(tmp_path: Path) -> None:
