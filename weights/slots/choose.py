@@ -52,7 +52,7 @@ def choose_slots(
     directory = Path(where)
     if not directory.is_dir():
         # Not made here: a volume that is not mounted would look like one that nobody else uses.
-        raise StartupError("the directory that origin_slots names is not there", code="NoSlots")
+        raise StartupError("--origin-slots: the directory is not there", code="NoSlots")
     unknown = LeaseRecord(holder="?")
     return _leased(
         [FileRegister(directory, f"slot-{n}", empty=LeaseRecord(), unreadable=unknown) for n in range(count)],
