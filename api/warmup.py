@@ -17,8 +17,8 @@ from tickertape.core.messages import WarmupCounts
 __all__ = ["NAMES", "STATES", "Warmup"]
 
 STATES: Final = (
-    "plan", "wait", "slot", "cooldown", "space", "peer", "download", "unpack", "verify", "convert", "cast", "turn",
-    "prefault", "load", "warm", "ready", "failed",
+    "plan", "wait", "slot", "cooldown", "space", "peer", "download", "unpack", "verify", "convert", "cast",
+    "quantize", "turn", "prefault", "load", "warm", "ready", "failed",
 )  # fmt: skip
 """In order of the way. Whatever else a backend calls a part of its loading counts as load."""
 

@@ -28,6 +28,7 @@ _REASONS: Final = MappingProxyType(
         "space": "NoSpace",
         "convert": "Converting",
         "cast": "Casting",
+        "quantize": "Quantizing",
         "turn": "Queued",
         "prefault": "Prefaulting",
         "load": "Loading",

@@ -90,7 +90,7 @@ def quantize_file(
                             raw if others[name][0] == info.dtype else cast_values(name, raw, info.dtype, CASTS[wanted])
                         )
                     done += raw.nbytes
-                    report(Progress("cast", done, total))
+                    report(Progress("quantize", done, total))
         finally:
             os.close(fd)
 

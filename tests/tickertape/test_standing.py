@@ -51,6 +51,7 @@ class Made:
         ("plan", "Planning"), ("wait", "Queued"), ("slot", "Queued"), ("peer", "DownloadingPeer"),
         ("download", "DownloadingOrigin"), ("unpack", "DownloadingOrigin"), ("verify", "Verifying"),
         ("cooldown", "Cooldown"), ("space", "NoSpace"), ("convert", "Converting"), ("cast", "Casting"),
+        ("quantize", "Quantizing"),
     ],
 )  # fmt: skip
 def test_each_stage_of_a_fetch_has_its_reason(stage: str, reason: str) -> None:

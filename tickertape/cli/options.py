@@ -54,8 +54,12 @@ class SettingOption(click.Option):
         self._default_text = _default_text(field)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        # "--no-x" is accepted for every switch; saying so on each line would only make the page longer.
-        left = self._flag if self.is_flag else f"{self._flag} {self.make_metavar(ctx)}"
+        # "--no-x" is accepted for every switch; it is said where the default is on.
+        is_on = self.is_flag and self._default_text.startswith(" [default: True")
+        if self.is_flag:
+            left = f"{self._flag}/--no-{self._flag[2:]}" if is_on else self._flag
+        else:
+            left = f"{self._flag} {self.make_metavar(ctx)}"
         return left, f"{self.help or ''}{self._default_text}"
 
 

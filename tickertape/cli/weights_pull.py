@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from functools import partial
@@ -56,6 +57,7 @@ def pull(as_json: bool, **values: Any) -> None:
     from tickertape.weights.spec import served_name
     from tickertape.weights.store import Store
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: slots are given back
     ledger = Ledger()
     store = Store(Path(fetch.store), ledger)
     view = ProgressBars(sys.stderr) if sys.stderr.isatty() else ProgressLog(time.monotonic)

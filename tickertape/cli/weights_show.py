@@ -27,7 +27,8 @@ def list_models(as_json: bool, **values: Any) -> None:
     The size is that of everything a model has there, conversions included; what two models share counts for both.
     Of a directory of your own only what was made from it is in the store.
     """
-    models = survey(open_store(values)).models()
+    store = open_store(values)
+    models = survey(store).models()
     if as_json:
         show_json([_model_fields(model) for model in models])
         return
@@ -38,7 +39,7 @@ def list_models(as_json: bool, **values: Any) -> None:
         rest = [*state, *([f"revision {model.revision[:40]}"] if model.revision else [])]
         click.echo(f"{'  '.join(columns)}  {', '.join(rest)}".rstrip())
     if not models:
-        click.echo("the store is empty", err=True)
+        click.echo(f"no models in {store.root}", err=True)
 
 
 @click.command(cls=GroupedCommand)

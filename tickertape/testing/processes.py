@@ -97,12 +97,12 @@ class Server(ServerProcess):
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
 
-    def until_ready(self) -> Server:
+    def until_ready(self, patience_s: float = PATIENCE_S) -> Server:
         """Fails, with what it said, when the server ends instead."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         try:
             while self.client.get("/readyz").status_code != 200:
-                assert time.monotonic() < deadline, f"not ready within {PATIENCE_S} s: {self.stderr()}"
+                assert time.monotonic() < deadline, f"not ready within {patience_s} s: {self.stderr()}"
                 time.sleep(0.01)
         except httpx.TransportError as error:
             raise AssertionError(f"the server ended: {self.stderr()}") from error
