@@ -20,7 +20,9 @@
     │   └── EngineDead               the engine is gone; the supervisor restarts it
     ├── StartupError                 what keeps a server from starting: one line, a reason, a non-zero exit
     │   ├── OriginError              where weights come from failed in passing: trying again makes sense
-    │   │   └── OriginBusy           it asked for patience (429, 503): retry_after_s is its word, None without one
+    │   │   ├── OriginBusy           it asked for patience (429, 503): retry_after_s is its word, None without one
+    │   │   ├── PeerFault            a peer could not give what it offered: another may, or the origin
+    │   │   └── SlotLost             the right to read from the origin is not certain any more
     │   └── OriginChanged            the bytes there are not the manifest's any more: plan anew
     └── PluginError                  a plugin could not be loaded, or broke its contract while loading
 
@@ -44,6 +46,7 @@ __all__ = [
     "OriginChanged",
     "OriginError",
     "Overloaded",
+    "PeerFault",
     "PluginError",
     "RequestAborted",
     "RequestError",
@@ -51,6 +54,7 @@ __all__ = [
     "RouteNotFound",
     "RowError",
     "RunnerError",
+    "SlotLost",
     "StartupError",
     "StreamNotFound",
     "TickertapeError",
@@ -197,6 +201,19 @@ class OriginError(StartupError):
 
 class OriginBusy(OriginError):
     default_code = "TooManyRequests"
+
+
+class PeerFault(OriginError):
+    """No peer could give what was asked, or not whole. With `retry_after_s` they have it and are merely busy: ask them
+    again then, for the origin would be asked for what the cluster has. Without, the origin is the way."""
+
+    default_code = "PeerFailed"
+
+
+class SlotLost(OriginError):
+    """It is not certain any more that the slot is ours: whoever reads under it closes its connections at once."""
+
+    default_code = "SlotLost"
 
 
 class OriginChanged(StartupError):

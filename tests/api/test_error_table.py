@@ -39,6 +39,8 @@ EXPECTED = {
     "StartupError": (500, "server_error", "StartupFailed", "INTERNAL"),
     "OriginError": (500, "server_error", "FetchFailed", "INTERNAL"),
     "OriginBusy": (500, "server_error", "TooManyRequests", "INTERNAL"),
+    "PeerFault": (500, "server_error", "PeerFailed", "INTERNAL"),
+    "SlotLost": (500, "server_error", "SlotLost", "INTERNAL"),
     "OriginChanged": (500, "server_error", "RevisionMoved", "INTERNAL"),
     "PluginError": (500, "server_error", "plugin_error", "INTERNAL"),
 }

@@ -7,23 +7,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from tickertape.core.errors import OriginError
+from tickertape.core.errors import PeerFault, SlotLost
 from tickertape.core.sources import FileEntry
 
 __all__ = ["NoPeers", "Offer", "PeerFault", "Peers", "Slot", "SlotLost", "Slots"]
-
-
-class SlotLost(OriginError):
-    """It is not certain any more that the slot is ours: whoever reads under it closes its connections at once."""
-
-    default_code = "SlotLost"
-
-
-class PeerFault(OriginError):
-    """No peer could give what was asked, or not whole. With `retry_after_s` they have it and are merely busy: ask them
-    again then, for the origin would be asked for what the cluster has. Without, the origin is the way."""
-
-    default_code = "PeerFailed"
 
 
 class Slot(Protocol):
