@@ -98,17 +98,24 @@ class Incoming:
 
     def take(self) -> bool:
         """Opens the partial; False while another process has it. Raises OSError."""
-        self.partial = Partial.take(self._directory, self.size_bytes)
-        if self.partial is None:
+        try:
+            self.partial = Partial.take(self._directory, self.size_bytes)
+            return self.partial is not None and self._begin(self.partial)
+        except FileNotFoundError:  # whoever shares it without a lock was done, and cleaned up: look again
+            partial, self.partial = self.partial, None
+            if partial is not None:
+                partial.close()
             return False
+
+    def _begin(self, partial: Partial) -> bool:
         if self.look():  # whoever had it was done
-            self.partial.remove()
+            partial.remove()
             return True
-        if not self.partial.exclusive:
+        if not partial.exclusive:
             self._remove_old_copies()
             self._copy = self._directory / f"own.{secrets.token_hex(4)}"
-        self.digest = Digest(self.partial, self.entry, self._copy)
-        self.was_begun = self.partial.held_bytes > 0
+        self.digest = Digest(partial, self.entry, self._copy)
+        self.was_begun = partial.held_bytes > 0
         return True
 
     def wanted(self, headers_first: bool) -> tuple[int, int] | None:
