@@ -181,9 +181,13 @@ class Store:
                 else:
                     self._link(entry, link, snapshot.path / entry.path)
             fsync_directory(work / "new")
-            if snapshot.path.exists():
-                snapshot.path.rename(work / "old")
-            (work / "new").rename(snapshot.path)
+            try:
+                if snapshot.path.exists():
+                    snapshot.path.rename(work / "old")
+                (work / "new").rename(snapshot.path)
+            except OSError:
+                if not self._is_whole(snapshot):  # else one whom no lock kept out was faster
+                    raise
             fsync_directory(snapshot.path.parent)
 
     def _derived(self, recipe: Recipe) -> Path:
@@ -225,8 +229,21 @@ def _remove_if_abandoned(path: Path) -> None:
         return
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
+        if _keeps_out(path):
+            shutil.rmtree(path, ignore_errors=True)
     except OSError:
         pass  # somebody is at work in it
     finally:
         os.close(fd)
+
+
+def _keeps_out(path: Path) -> bool:
+    """Whether the lock that we hold there means anything. If not, somebody may be at work in it all the same."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
