@@ -290,7 +290,7 @@ class RaisesItsOwn(Memory):
         try:
             return super().resolve(uri)
         except StartupError as error:
-            raise StartupError("first line\nsecond line", code="PathNotFound") from error
+            raise LookupError("nothing there") from error
 
 
 class StopsShort(Memory):

@@ -195,7 +195,7 @@ class RaisesItsOwn(Memory):
     class origin(MemoryOrigin):
         def read(self, entry: FileEntry, start: int, end: int | None) -> Generator[memoryview, None, None]:
             if entry.path not in self.files:
-                raise StartupError("first line\nsecond line")
+                raise LookupError("nothing there")
             return super().read(entry, start, end)
 
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 
 __all__ = ["Answer", "AsgiClient", "Connection"]
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 
 
 class Answer:
