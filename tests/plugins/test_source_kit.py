@@ -236,7 +236,9 @@ def test_a_broken_source_is_caught(broken: type[Memory], rule: Rule, monkeypatch
     monkeypatch.setattr("tickertape.testing.ranged_source._MAX_WAIT_S", 0.0)
     subject: Any = replace(in_memory(Memory()), source=broken())
     try:
-        with pytest.raises((AssertionError, pytest.fail.Exception, StartupError, threading.BrokenBarrierError)):
+        with pytest.raises(
+            (AssertionError, pytest.fail.Exception, LookupError, StartupError, threading.BrokenBarrierError)
+        ):
             rule(KIT(), subject)
     finally:
         while LeavesFilesOpen.opened:
