@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["FileLock"]
+__all__ = ["FileLock", "keeps_others_out", "note_holder"]
 
 _NO_LOCKS_HERE = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
@@ -45,7 +45,7 @@ class FileLock:
                 continue  # its folder was removed just now
             try:
                 if self._acquired(fd):
-                    self._note_holder(fd)
+                    note_holder(fd)
                     self._fd, fd = fd, -1
                     return self
                 self._waiting(time.monotonic() - started)
@@ -74,11 +74,30 @@ class FileLock:
         except FileNotFoundError:
             return False
 
-    def _note_holder(self, fd: int) -> None:
-        """For the person who asks who holds it; nothing reads this to decide."""
-        note = {"pid": os.getpid(), "boot_id": _boot_id(), "since": time.time()}
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(note).encode(), 0)
+
+def note_holder(fd: int) -> None:
+    """Writes into a lock file for the person who asks who holds it; nothing reads this to decide. Raises OSError."""
+    note = {"pid": os.getpid(), "boot_id": _boot_id(), "since": time.time()}
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(note).encode(), 0)
+
+
+def keeps_others_out(path: Path) -> bool:
+    """Whether the exclusive flock that this process holds on `path` (a file or a directory) means anything here: tried
+    through a second descriptor."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _boot_id() -> str:

@@ -12,7 +12,6 @@ he wrote there.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import threading
@@ -24,7 +23,7 @@ from typing import Final
 
 from tickertape.core.sources import CHUNK_BYTES
 from tickertape.weights.bitmap import Bitmap, Record
-from tickertape.weights.lock import FileLock
+from tickertape.weights.lock import FileLock, keeps_others_out
 from tickertape.weights.mounts import is_local
 
 __all__ = ["UNIT_BYTES", "Claim", "Partial"]
@@ -284,16 +283,7 @@ def _do_not_wait(_: float) -> None:
 def _is_exclusive(lock: Path) -> bool:
     """Whether the lock we hold on that file keeps others out: on this computer, for which it is tried, and on others,
     for which there must be none."""
-    fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return is_local(lock)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return False
+    return keeps_others_out(lock) and is_local(lock)
 
 
 def _has_size(path: Path, size_bytes: int) -> bool:

@@ -27,9 +27,9 @@ from msgspec import Struct
 
 from tickertape.core.sources import FileEntry
 from tickertape.weights.files import fsync_directory, write_atomically
-from tickertape.weights.holds import Holds
+from tickertape.weights.holds import Holds, claim
 from tickertape.weights.ledger import Ledger
-from tickertape.weights.lock import FileLock
+from tickertape.weights.lock import FileLock, keeps_others_out
 from tickertape.weights.objects import Objects
 
 __all__ = ["Derived", "Recipe", "Snapshot", "Store", "check_relative"]
@@ -223,27 +223,7 @@ class Store:
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _keeps_out(path):
+    """A lock that keeps nobody out says nothing: somebody may be at work there all the same."""
+    with claim(path) as free:
+        if free and keeps_others_out(path):
             shutil.rmtree(path, ignore_errors=True)
-    except OSError:
-        pass  # somebody is at work in it
-    finally:
-        os.close(fd)
-
-
-def _keeps_out(path: Path) -> bool:
-    """Whether the lock that we hold there means anything. If not, somebody may be at work in it all the same."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from tickertape.core.ports import Progress
+from tickertape.weights.lock import note_holder
+from tickertape.weights.turn_files import TurnFiles, turns_at
 
 __all__ = ["Turns", "turns_of"]
 
-_CORES_PER_TURN: Final = 4
 _NAP_S: Final = 0.05  # what a turn loses at most when it goes from one to the next
 
 _log = logging.getLogger(__name__)
@@ -25,15 +25,12 @@ _log = logging.getLogger(__name__)
 class Turns:
     """The `num_turns` turns at `device` of those processes of a node that have the directory `locks` in common.
 
-    A turn is an flock on a file, so the kernel takes it back when its holder dies. The files are never unlinked: two
-    processes could then hold one turn on two inodes. Where the directory cannot be written to, or the file system has
-    no locks, everybody goes at once, and the log says so.
+    Where that directory cannot be written to, or the file system has no locks, everybody goes at once, and the log says
+    so.
     """
 
     def __init__(self, locks: Path, device: str, num_turns: int) -> None:
-        self._locks = locks
-        self._device = device
-        self._num_turns = num_turns
+        self._files = TurnFiles(locks, f"turn-{device.replace(':', '-')}", num_turns)
 
     @contextmanager
     def taken(self, report: Callable[[Progress], None]) -> Iterator[None]:
@@ -51,12 +48,13 @@ class Turns:
         said_s = -1.0
         while True:
             try:
-                fd = self._free_turn()
+                fd = self._files.take()
             except OSError as error:
                 _log.info("nobody takes turns at loading here: %s", error.strerror or error)
                 return None
             if fd is not None:
-                _note_holder(fd)
+                with suppress(OSError):  # a full disk must not keep anybody from loading
+                    note_holder(fd)
                 return fd
             waited_s = time.monotonic() - started
             if waited_s - said_s >= 1.0:
@@ -64,30 +62,10 @@ class Turns:
                 report(Progress("turn", int(waited_s), 0, "seconds", detail=self._holders()))
             time.sleep(_NAP_S)
 
-    def _free_turn(self) -> int | None:
-        """Raises OSError where no turn can be had, now or later."""
-        self._locks.mkdir(parents=True, exist_ok=True)
-        for path in self._paths():
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
-                    return fd
-            except (BlockingIOError, FileNotFoundError):
-                pass
-            except OSError:
-                os.close(fd)
-                raise
-            os.close(fd)
-        return None
-
-    def _paths(self) -> list[Path]:
-        return [self._locks / f"turn-{self._device.replace(':', '-')}-{number}" for number in range(self._num_turns)]
-
     def _holders(self) -> str:
         """For people; nothing is decided by it."""
         found = []
-        for path in self._paths():
+        for path in self._files.paths:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 found.append(str(int(json.loads(path.read_bytes())["pid"])))
         return f"process {', '.join(found)} is loading" if found else ""
@@ -96,12 +74,6 @@ class Turns:
 def turns_of(store: Path, device: str, num_cores: int) -> Turns:
     """Of `device` as settings spell it: one at a time on each GPU, on the CPU one for every four cores."""
     if device == "cpu":
-        return Turns(store / "locks", device, max(1, num_cores // _CORES_PER_TURN))
+        return Turns(store / "locks", device, turns_at(num_cores))
     kind, _, number = device.partition(":")
     return Turns(store / "locks", f"{kind}:{number or 0}", 1)
-
-
-def _note_holder(fd: int) -> None:
-    with suppress(OSError):  # a full disk must not keep anybody from loading
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"pid": os.getpid(), "since": time.time()}).encode(), 0)
