@@ -1,14 +1,19 @@
-"""Compilers of grammars over two tiny vocabularies."""
+"""Compilers of grammars over two tiny vocabularies; children that run a script of the test's."""
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tickertape.api.tokenizer import TextTokenizer
+from tickertape.children import Child
 from tickertape.core.errors import InvalidRequest
 from tickertape.core.request import Grammar
 from tickertape.grammar.compiler import MatcherCompiler
@@ -46,3 +51,33 @@ def refusal(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], In
         return caught.value
 
     return refuse
+
+
+class Children:
+    """Real children of a supervisor. `started` has them all."""
+
+    def __init__(self, directory: Path) -> None:
+        self.started: list[Child] = []
+        self._script = directory / "child.py"
+
+    def of(self, script: str) -> Callable[[], Child]:
+        """Starts a child that runs the script, with the descriptor of its socket as the argument."""
+        self._script.write_text(script)
+
+        def start() -> Child:
+            ours, theirs = socket.socketpair()
+            fd = theirs.fileno()
+            process = subprocess.Popen([sys.executable, str(self._script), str(fd)], pass_fds=(fd,), process_group=0)
+            theirs.close()
+            self.started.append(Child(process, ours))
+            return self.started[-1]
+
+        return start
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    made = Children(tmp_path)
+    yield made
+    for child in made.started:
+        child.kill()

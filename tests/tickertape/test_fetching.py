@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.tickertape.conftest import Children
 from tickertape.children import Child
 from tickertape.core.errors import StartupError
 from tickertape.core.messages import Fetch, FetchOptions, Resolved, WarmupCounts
@@ -72,29 +70,11 @@ class Seen:
 
 
 @pytest.fixture
-def child_of(tmp_path: Path) -> Iterator[Start]:
+def child_of(children: Children) -> Iterator[Start]:
     """`child_of(script)` starts fetchers that run it after the preamble; `lives` has the models each was asked for."""
-    children: list[Child] = []
-
-    def child_of(script: str) -> Callable[[], Child]:
-        (tmp_path / "child.py").write_text(PREAMBLE + script)
-
-        def start() -> Child:
-            ours, theirs = socket.socketpair()
-            fd = theirs.fileno()
-            process = subprocess.Popen(
-                [sys.executable, str(tmp_path / "child.py"), str(fd)], pass_fds=(fd,), process_group=0
-            )
-            theirs.close()
-            children.append(Child(process, ours))
-            return children[-1]
-
-        return start
-
-    yield child_of
-    for child in children:
+    yield lambda script: children.of(PREAMBLE + script)
+    for child in children.started:
         assert child.process.poll() is not None, "a fetcher was left"
-        child.kill()
 
 
 def fetching(seen: Seen, start: Callable[[], Child], *names: str, peer_port: int | None = None) -> Fetching:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
+from tests.tickertape.conftest import Children
 from tickertape.children import Child
 from tickertape.core.backend import BackendOptions, ModelSpec
 from tickertape.core.errors import EngineDead, StartupError, TickertapeError
@@ -69,28 +67,9 @@ class Seen:
 
 
 @pytest.fixture
-def child_of(tmp_path: Path) -> Iterator[Callable[[str], Callable[[], Child]]]:
+def child_of(children: Children) -> Callable[[str], Callable[[], Child]]:
     """`child_of(script)` starts children that run it after the preamble."""
-    children: list[Child] = []
-
-    def child_of(script: str) -> Callable[[], Child]:
-        (tmp_path / "child.py").write_text(PREAMBLE + script)
-
-        def start() -> Child:
-            ours, theirs = socket.socketpair()
-            fd = theirs.fileno()
-            process = subprocess.Popen(
-                [sys.executable, str(tmp_path / "child.py"), str(fd)], pass_fds=(fd,), process_group=0
-            )
-            theirs.close()
-            children.append(Child(process, ours))
-            return children[-1]
-
-        return start
-
-    yield child_of
-    for child in children:
-        child.kill()
+    return lambda script: children.of(PREAMBLE + script)
 
 
 async def until_twice_ready(start: Callable[[], Child]) -> tuple[Seen, RemoteEngine]:
