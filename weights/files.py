@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from tickertape.core.errors import StartupError
@@ -15,6 +16,10 @@ def fsync_file(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError:
+        with suppress(OSError):  # what memory holds is not what is on the disk, and the next sync would not say so
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        raise
     finally:
         os.close(fd)
 

@@ -183,7 +183,10 @@ class Partial:
                 self._bitmap.sync()
 
     def seal(self) -> None:
-        """The file is whole: nobody can write to it from here on, or read here. `close` or `remove` comes next."""
+        """The file is whole: nobody can write to it from here on, or read here. May be called twice; `close` or
+        `remove` comes next."""
+        if self._fd < 0:
+            return
         if not self.is_complete or os.fstat(self._fd).st_size != self.size_bytes:
             raise OSError(errno.EIO, "the partial file is not whole")
         self._close_files()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from tickertape.weights.fetch.backoff import Backoff
 from tickertape.weights.fetch.fetch import Fetch
 from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.fetch.waiting import wait_until
+from tickertape.weights.files import unwritable
 from tickertape.weights.objects import is_sha256
 from tickertape.weights.resolving import Resolving, fetched_by
 from tickertape.weights.store import Recipe, Snapshot, Store, check_relative
@@ -24,6 +26,7 @@ from tickertape.weights.uris import public
 __all__ = ["RangedFiles"]
 
 _MOST_MOVES: Final = 4
+_ROOM_EVERY_S: Final = 5.0
 _MAX_FILE_BYTES: Final = (1 << 63) - 1
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
 
@@ -74,12 +77,26 @@ class RangedFiles:
             _check(manifest)
             tell = None if arriving is None else lambda places: arriving(recipe, places)
             steps = Fetch(manifest, lambda: self._source.open(manifest), self._store, self._with, self._report, tell)
-            return self._store.publish(recipe, steps.run())
+            return self._published(recipe, steps.run())
 
         snapshot = obtained(self._store, recipe, fetch, self._report, "fetching the model")
         if is_here:
             self._with.ledger.count("num_cache_hits", len(snapshot.files))
         return snapshot
+
+    def _published(self, recipe: Recipe, digests: Mapping[str, str]) -> Snapshot:
+        """Waits for room as the fetch does. Raises OSError."""
+        clock = self._with.clock
+        deadline = clock.now() + self._with.options.fetch_patience_s
+        while True:
+            try:
+                return self._store.publish(recipe, digests)
+            except OSError as error:
+                trouble = unwritable(error, "publishing the model")
+                if trouble.code != "NoSpace" or clock.now() >= deadline:
+                    raise
+                tell = partial(self._report, Progress("space", 0, 0, detail=trouble.message))
+                wait_until(clock.now() + _ROOM_EVERY_S, clock, tell)
 
     def _num_bytes(self) -> int:
         return sum(self._with.ledger.counts().num_bytes.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import math
@@ -434,6 +435,75 @@ def test_a_disk_that_fills_up_meanwhile(root: Path, monkeypatch: pytest.MonkeyPa
     rig = Rig(root, {"w": content(4 * MIB, 1)})
     rig.run()
     assert "space" in {stage.stage for stage in rig.stages}
+
+
+def fill_disk(patch: pytest.MonkeyPatch, call: str, fails: Callable[[int], bool]) -> None:
+    """The n-th fsync, rename or sync of data finds no room, for each n from 1 on that `fails`."""
+    where: Any = Path if call == "rename" else os
+    original, num_calls = getattr(where, call), [0]
+
+    def full(*args: Any) -> Any:
+        num_calls[0] += 1
+        if fails(num_calls[0]):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*args)
+
+    patch.setattr(where, call, full)
+
+
+@pytest.mark.parametrize("locks", ["work", "keep nobody out"])
+@pytest.mark.parametrize(
+    ("call", "number"), [*(("fsync", n) for n in range(1, 7)), ("rename", 1), ("rename", 2), ("fdatasync", 1)]
+)
+def test_a_disk_that_fills_up_while_a_file_is_published(
+    root: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int, locks: str
+) -> None:
+    if locks != "work":
+        monkeypatch.setattr(fcntl, "flock", lambda *_: None)
+    if call == "fdatasync":
+        monkeypatch.setattr("tickertape.weights.fetch.hashing._SYNC_BYTES", MIB)
+    fill_disk(monkeypatch, call, lambda n: n == number)
+    rig = Rig(root, {"w": content(4 * MIB, 1)})
+    rig.run()
+    (told,) = {stage.detail for stage in rig.stages if stage.stage == "space"}
+    assert told.startswith("no space left in the weights store")
+    assert rig.origin.sent_bytes == 4 * MIB
+    assert not list((root / "partial").iterdir())
+
+
+def test_a_file_whose_sync_failed_is_compared_with_what_came(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file system could not write it may forget: here a page of zeros takes its place."""
+    fsync, has_failed = os.fsync, [False]
+
+    def full(fd: int) -> None:
+        if not has_failed[0]:
+            has_failed[0] = True
+            (data,) = root.glob("partial/*/data")
+            with data.open("r+b") as file:
+                file.seek(MIB + 8192)
+                file.write(bytes(4096))
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", full)
+    rig = Rig(root, {"w": content(4 * MIB, 1)})
+    rig.run()
+    assert rig.origin.sent_bytes == 5 * MIB  # the unit that lost it, and no more
+
+
+@pytest.mark.parametrize("call", ["fsync", "rename"])
+def test_room_that_never_comes_is_not_waited_for_for_ever(
+    root: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Though there seems to be some, again and again."""
+    fill_disk(monkeypatch, call, lambda _: True)
+    rig = Rig(root, {"w": content(2 * MIB, 1)}, options=FetchOptions(fetch_patience_s=60.0))
+    started = rig.clock.now()
+    assert failure(rig).code == "NoSpace"
+    assert 60 <= rig.clock.now() - started < 90
+    monkeypatch.undo()
+    rig.again().run()
+    assert rig.origin.sent_bytes == 0
 
 
 @pytest.mark.parametrize("pin", ["git", "etag", "revision", "none"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from tests.weights.fetch_kit import MIB, MemorySource, ScriptedSlots
 from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import OriginBusy, OriginChanged, OriginError, StartupError
 from tickertape.core.messages import FetchOptions
+from tickertape.core.ports import Progress
 from tickertape.core.sources import FileEntry
 from tickertape.testing.tokenizers import byte_level_tokenizer
 from tickertape.weights.fetch.fetching import Fetching
@@ -107,6 +109,29 @@ def test_is_fetched_once(root: Path) -> None:
 def test_without_pieces_it_takes_what_one_node_needs(root: Path) -> None:
     source = MemorySource(model())
     check(materialize("mem://org/tiny", store=Store(root), sources={"mem": source}, report=lambda _: None))
+
+
+def test_a_disk_that_fills_up_before_the_snapshot_is_published(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(root, fetch_patience_s=60.0)
+    stages: list[Progress] = []
+    publish, is_full = Store.publish, [True, True]
+
+    def full(*args: Any) -> Any:
+        if is_full:
+            is_full.pop()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return publish(*args)
+
+    monkeypatch.setattr(Store, "publish", full)
+    spec = materialize("mem://org/tiny", store=site.store, sources={"mem": site.source}, report=stages.append,
+                       fetching=site.fetching)  # fmt: skip
+    check(spec)
+    assert "no space left" in next(stage.detail for stage in stages if stage.stage == "space")
+    is_full.extend([True] * 1000)
+    site.source.manifest = structs.replace(site.source.manifest, revision="r2")
+    started = site.source.clock.now()
+    assert site.refusal().code == "NoSpace"
+    assert 60 <= site.source.clock.now() - started < 70
 
 
 def test_a_new_revision_costs_what_changed(root: Path) -> None:

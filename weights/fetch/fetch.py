@@ -110,7 +110,7 @@ class Fetch:
             if stage.stage == "slot" and self._with.slots.trouble is not None:
                 self._state.trouble = StartupError(self._with.slots.trouble, code="NoSlots")
             else:
-                gained |= stage.stage in ("slot", "wait", "verify")
+                gained |= stage.stage in ("slot", "wait") or (stage.stage == "verify" and not self._state.was_full)
             self._patience.tick(gained=gained)
             self._patience.check(self._state.trouble)
         self._report(stage)

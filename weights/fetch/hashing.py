@@ -12,8 +12,7 @@ from tickertape.weights.fetch.digest import WrongChunk
 from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.fetch.incoming import Incoming
 from tickertape.weights.fetch.state import FetchState
-from tickertape.weights.files import unwritable
-from tickertape.weights.partial import UNIT_BYTES
+from tickertape.weights.partial import UNIT_BYTES, Partial
 
 __all__ = ["Hashing"]
 
@@ -37,9 +36,12 @@ class Hashing:
 
     def is_busy(self) -> bool:
         """Whether something is being hashed or published, or could be. Under the lock."""
-        return any(_is_due(file) or file.is_digesting for file in self._state.files)
+        has_room = self._state.has_room
+        return any(file.is_digesting or (has_room and _is_due(file)) for file in self._state.files)
 
     def _choose_digest(self) -> Task | None:
+        if not self._state.has_room:
+            return None  # what could not be published is tried again when there is some
         for file in self._state.files:
             if not file.is_digesting and _is_due(file):
                 file.is_digesting = True
@@ -49,8 +51,15 @@ class Hashing:
     def _choose_sync(self) -> Task | None:
         for file in self._state.files:
             if (partial := file.partial) is not None and partial.unsynced_bytes >= _SYNC_BYTES and not file.is_done:
-                return partial.sync
+                return functools.partial(self._sync, file, partial)
         return None
+
+    def _sync(self, file: Incoming, partial: Partial) -> None:
+        try:
+            partial.sync()
+        except OSError as error:
+            file.is_doubted = True
+            self._state.unwritten(error, "fetching the model")
 
     def _digest(self, file: Incoming) -> None:
         assert file.digest is not None
@@ -58,9 +67,9 @@ class Hashing:
         try:
             while digest.is_ready and not self._crew.stopping.is_set():
                 self._with.ledger.count("num_hashed_bytes", digest.advance(buffer))
-            if digest.is_finished:
+            if digest.is_finished and not file.is_doubted:
                 if digest.matches():
-                    file.publish()
+                    self._publish(file)
                 else:
                     self._blame(file, file.size_bytes)
                     file.restart()
@@ -70,13 +79,27 @@ class Hashing:
             with self._state.lock:
                 file.close()
         except OSError as error:
-            raise unwritable(error, "verifying the model") from error
+            digest.restart()  # the copy beside a partial that others write to lacks what it took in
+            self._state.unwritten(error, "verifying the model")
         finally:
             self._buffers.append(buffer)
             with self._state.lock:
                 file.is_digesting = False
+                if file.is_doubted and digest.is_finished:
+                    file.close()  # whoever takes it reads every byte again, and compares
                 self._crew.call("digest", "origin", "peer")
                 self._state.changed.notify_all()
+
+    def _publish(self, file: Incoming) -> None:
+        try:
+            file.publish()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._state.unwritten(error, "publishing the model")
+        else:
+            with self._state.lock:
+                self._state.was_full = False
 
     def _blame(self, file: Incoming, num_bytes: int) -> None:
         """Raises StartupError when it has been wrong too often."""

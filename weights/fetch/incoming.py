@@ -15,6 +15,7 @@ from tickertape.core.errors import StartupError
 from tickertape.core.sources import CHUNK_BYTES, FileEntry, Manifest
 from tickertape.weights.fetch.digest import Digest
 from tickertape.weights.fetch.ports import Offer
+from tickertape.weights.files import fsync_file
 from tickertape.weights.header import MAX_HEADER_BYTES
 from tickertape.weights.partial import Partial
 from tickertape.weights.refs import Refs
@@ -57,6 +58,7 @@ class Incoming:
         self.last_active = float("-inf")
         self.was_begun = False
         self.wrong_bytes = 0
+        self.is_doubted = False  # a sync failed: what is read may not be what lies on the disk
         self._store = store
         self._refs = refs
         self._key, self._is_resumable = _key(manifest, self.entry)
@@ -64,6 +66,7 @@ class Incoming:
         self._header_end = 0
         self._has_header = False
         self._copy: Path | None = None
+        self._is_synced = False  # all of it
 
     @property
     def is_done(self) -> bool:
@@ -78,7 +81,7 @@ class Incoming:
     @property
     def unallocated_bytes(self) -> int:
         """What the file will still take on the disk."""
-        if self.is_done:
+        if self.is_done or self._is_synced:
             return 0
         try:
             return max(0, self.size_bytes - (self._directory / "data").stat().st_blocks * 512)
@@ -100,6 +103,7 @@ class Incoming:
         """Opens the partial; False while another process has it. Raises OSError."""
         try:
             self.partial = Partial.take(self._directory, self.size_bytes)
+            self.is_doubted = self._is_synced = False
             return self.partial is not None and self._begin(self.partial)
         except FileNotFoundError:  # whoever shares it without a lock was done, and cleaned up: look again
             partial, self.partial = self.partial, None
@@ -167,18 +171,26 @@ class Incoming:
         return self.is_weights and is_sure and self.has_header()
 
     def publish(self) -> None:
-        """Makes it an object: its digest has been found right. Raises OSError; FileNotFoundError when somebody who
-        took us for dead cleaned up."""
+        """Makes it an object: its digest has been found right. Raises FileNotFoundError when somebody who took us for
+        dead cleaned up; OSError, and may be called again then, unless it `is_doubted` from there on."""
         assert self.partial is not None
         assert self.digest is not None
         sha256 = self.digest.sha256
         self.digest.close()
         self.partial.seal()
+        self._sync(self._copy or self.partial.data)
         self._store.objects.adopt(self._copy or self.partial.data, sha256)
         if self.entry.sha256 is None and self._is_resumable:
             self._refs.note_content(self._key, sha256)
         self.partial.remove()
         self.sha256 = sha256
+
+    def _sync(self, data: Path) -> None:
+        if self._is_synced:
+            return
+        self.is_doubted = True
+        fsync_file(data)
+        self.is_doubted, self._is_synced = False, True
 
     def restart(self) -> None:
         """All that came is wrong."""
@@ -199,6 +211,7 @@ class Incoming:
             return
         if self._copy is not None:
             self._copy.unlink(missing_ok=True)
+            self._copy = None
         if self._is_resumable:
             partial.close()
         else:

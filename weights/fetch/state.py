@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tickertape.core.errors import StartupError
 from tickertape.weights.fetch.incoming import Incoming
+from tickertape.weights.files import unwritable
 
 __all__ = ["FetchState"]
 
@@ -21,6 +22,7 @@ class FetchState:
         self.fatal: BaseException | None = None
         self.trouble: StartupError | None = None  # the last that may pass
         self.has_room = True
+        self.was_full = False  # the disk, and nothing was gained since
         self.gained_bytes = 0
         self.num_from_peers = 0  # streams
 
@@ -37,4 +39,15 @@ class FetchState:
         """Ends the fetch; the first failure counts."""
         with self.lock:
             self.fatal = self.fatal or error
+            self.changed.notify_all()
+
+    def unwritten(self, error: OSError, doing: str) -> None:
+        """Ends the fetch, unless the disk is full: of that there may be an end."""
+        trouble = unwritable(error, doing)
+        if trouble.code != "NoSpace":
+            self.fail(trouble)
+            return
+        with self.lock:
+            self.trouble = trouble
+            self.has_room, self.was_full = False, True
             self.changed.notify_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -18,14 +17,12 @@ from tickertape.weights.fetch.gate import OriginGate
 from tickertape.weights.fetch.incoming import Incoming, Phase
 from tickertape.weights.fetch.ports import NoPeers, PeerFault, Slot, SlotLost
 from tickertape.weights.fetch.state import FetchState
-from tickertape.weights.files import unwritable
 from tickertape.weights.partial import UNIT_BYTES, Claim
 from tickertape.weights.rate import TokenBucket
 
 __all__ = ["Streams"]
 
 _PEER_STREAMS: Final = 4
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Streams:
@@ -131,7 +128,7 @@ class Streams:
         except StartupError as error:
             self._state.fail(error)
         except OSError as error:
-            self._unwritten(error)
+            self._state.unwritten(error, "fetching the model")
         finally:
             with self._state.lock:
                 self._gate.num_active -= 1
@@ -153,7 +150,7 @@ class Streams:
                     file.peers_failed_until = now + self._peer_backoff.next_s()
                 self._state.trouble = error
         except OSError as error:
-            self._unwritten(error)
+            self._state.unwritten(error, "fetching the model")
         finally:
             with self._state.lock:
                 self._state.num_from_peers -= 1
@@ -191,6 +188,7 @@ class Streams:
     def _came(self, num_bytes: int, source: str, is_first: bool, unit_done: bool) -> None:
         with self._state.lock:
             self._state.gained_bytes += num_bytes
+            self._state.was_full = False
             if unit_done:
                 self._crew.call("digest")
             if is_first and source == "origin":
@@ -203,15 +201,6 @@ class Streams:
             file.last_active = self._with.clock.now()
         self._crew.call("digest", "origin", "peer", "sync")
         self._state.changed.notify_all()
-
-    def _unwritten(self, error: OSError) -> None:
-        trouble = unwritable(error, "fetching the model")
-        if error.errno not in _FULL:
-            self._state.fail(trouble)
-            return
-        with self._state.lock:
-            self._state.trouble = trouble
-            self._state.has_room = False
 
     def _opened(self) -> Origin:
         with self._state.lock:
