@@ -22,9 +22,11 @@ class KeptStream:
     """Messages of `generation`, as `source` makes them, numbered from 1. `run` fetches them, in a task of its own, and
     closes both in the end; `read` hands them out, to one reader at a time, any number of times.
 
-    Of what was handed out only the last `max_bytes` are kept. What was not is never dropped: beyond the bound the
-    stream waits for its reader, as one that nobody keeps does. `window_s` after the last reader has left it is ended
-    and `forgotten` is called; at once when there is nothing that a reader could come back for. On one event loop.
+    Of what was handed out only the last `max_bytes` are kept. What was not is never dropped: beyond as many bytes of it
+    the stream waits for its reader, as one that nobody keeps does. The two have a bound each, so that what was handed
+    out and lost on its way is still there for a reader who comes back late. `window_s` after the last reader has left
+    it is ended and `forgotten` is called; at once when there is nothing that a reader could come back for. On one event
+    loop.
     """
 
     def __init__(
@@ -42,7 +44,8 @@ class KeptStream:
         self._window_s = window_s
         self._forgotten = forgotten
         self._messages: deque[bytes] = deque()
-        self._num_bytes = 0
+        self._num_new_bytes = 0  # of the messages that were not handed out
+        self._num_handed_bytes = 0
         self._num_dropped = 0
         self._num_handed = 0
         self._told = Usage(0, 0, 0)
@@ -116,8 +119,8 @@ class KeptStream:
                 if position < self._num_dropped + len(self._messages):
                     message = self._messages[position - self._num_dropped]
                     position += 1
-                    self._num_handed = max(self._num_handed, position)
-                    self._room.set()
+                    if position > self._num_handed:
+                        self._hand_out(len(message))
                     yield message
                 elif not self._ended:
                     self._news.clear()
@@ -144,15 +147,22 @@ class KeptStream:
         self.end(StreamNotFound("Nobody came back for the stream in time"))
         self._forgotten()
 
+    def _hand_out(self, num_bytes: int) -> None:
+        """Counts the first message that was not handed out as one that was. Nothing else drops messages, so a reader
+        that is behind the last one misses none."""
+        self._num_handed += 1
+        self._num_new_bytes -= num_bytes
+        self._num_handed_bytes += num_bytes
+        while self._num_handed_bytes > self._max_bytes:
+            self._num_handed_bytes -= len(self._messages.popleft())
+            self._num_dropped += 1
+        self._room.set()
+
     async def _put(self, message: bytes) -> None:
         """Waits where there is no room."""
         self._messages.append(message)
-        self._num_bytes += len(message)
+        self._num_new_bytes += len(message)
         self._news.set()
-        while self._num_bytes > self._max_bytes:
-            if self._num_dropped < self._num_handed:
-                self._num_bytes -= len(self._messages.popleft())
-                self._num_dropped += 1
-            else:
-                self._room.clear()
-                await self._room.wait()
+        while self._num_new_bytes > self._max_bytes:
+            self._room.clear()
+            await self._room.wait()

@@ -190,7 +190,10 @@ class Settings(BaseSettings):
         30.0, "Seconds a resumable stream goes on without its reader; 0: none is resumable.", "Wire", ge=0
     )
     resume_buffer_bytes: ByteSize = setting(
-        ByteSize(256 << 10), "What is kept of each for readers who come back.", "Wire", ge=1024
+        ByteSize(256 << 10),
+        "What is kept of each for readers who come back; as much again of what none has read.",
+        "Wire",
+        ge=1024,
     )
     max_resumable_streams: int = setting(256, "Most resumable streams.", "Wire", ge=1)
     request_timeout_s: float | None = setting(None, "Longest wait for a first token. [default: no bound]", "Wire", gt=0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -254,17 +256,30 @@ async def test_a_token_is_good_for_its_key_and_its_method_alone(make_front: Make
 
 
 async def test_what_was_read_is_dropped_beyond_the_bound_and_what_was_not_is_waited_for(make_front: Make) -> None:
+    """The engine takes a few steps, and goes on when the server knows that the reader has gone: how much is handed out
+    before that is nothing that time decides."""
+    steps, go_on = itertools.count(), threading.Event()
+
+    def sleep(_: float) -> None:
+        if next(steps) >= 8:
+            go_on.wait(60)
+
     limits = ResumeLimits(max_bytes=6000)
-    front = await make_front(FOREVER, resume=limits, max_model_len=2048, num_blocks=200, token_s=0.0005)
+    front = await make_front(FOREVER, resume=limits, max_model_len=2048, num_blocks=200, token_s=0.0005, sleep=sleep)
     async with grpc_served(front) as address, grpc.aio.insecure_channel(address) as channel:
         stub = TokenStreamStub(channel)
         request = long()
         request.sampling.max_tokens = 1500
         stream = stub.GenerateStream(request)
-        first = await stream.read()
-        stream.cancel()
+        try:
+            first = await stream.read()
+            stream.cancel()
+            kept = front.service.kept
+            cut = kept.find(tenant="", kind="GenerateStream", token=first.resume_token)
+            await until(lambda: not cut.is_read)
+        finally:
+            go_on.set()
         await until(lambda: front.engine.stats().num_running == 0)  # computed, and not to be taken
-        kept = front.service.kept
         assert kept.num_running == 1
         rest = stub.GenerateStream(GenerateRequest(resume_token=first.resume_token, received=1))
         got = [first, *await everything(rest)]

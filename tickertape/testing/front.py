@@ -155,8 +155,10 @@ async def front(
     capabilities: Capabilities | None = None,
     token_s: float = 0.0,
     chunk_s: float = 0.0,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> AsyncIterator[Front]:
-    """A front that answers by `plays`, then with PLAIN_TEXT. Ends with nothing checked: that is `Front.check`."""
+    """A front that answers by `plays`, then with PLAIN_TEXT. Ends with nothing checked: that is `Front.check`. `sleep`
+    lets `token_s` and `chunk_s` pass, on the engine's thread: one that waits for something else holds the engine up."""
     if sentencepiece:
         write_sentencepiece(directory, chat_template=template)
     else:
@@ -180,7 +182,7 @@ async def front(
         max_batch_tokens=max_batch_tokens,
         block_tokens=block_tokens,
     )
-    runner = ScriptedRunner(Script.of(spec), batches=batches)
+    runner = ScriptedRunner(Script.of(spec), sleep=sleep, batches=batches)
     grammars = MatcherCompiler(_VOCAB_SIZE, lambda: model_vocabulary(directory, _VOCAB_SIZE, {}))
     loop, plan, _ = paged_loop(runner, bounds, able, num_blocks=num_blocks, policy=policy, grammars=grammars)
     engine = PagedEngine(loop, plan)
