@@ -41,7 +41,7 @@ test-faults: $(VENV)/installed-dev
 # Pods, probes and an origin on this machine: nobody restarted, nothing fetched twice. See docs/scaleout.md.
 test-scaleout: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/scaleout.py --reduced --only stampede kills storm mishaps \
-		--check W1 W4 W5 W6.refused W6.early W6.ready W14 $(ARGS)
+		--check W1 W4 W5 W6 W14 $(ARGS)
 
 # Clients of gRPC that know the .proto files, or reflection, and nothing else of us.
 test-grpc-clients: $(VENV)/installed-dev

@@ -102,6 +102,7 @@ class OneSlot:
         self._free = threading.Lock()
         self.retry_s = 0.2
         self.trouble: str | None = None
+        self.is_throttled = False
         self.epoch = 0
 
     def acquire(self) -> OneSlot | None:

@@ -101,6 +101,11 @@ class RangedSource(Protocol):
         """As of a `WeightSource`."""
         ...
 
+    def prepare(self) -> None:
+        """Imports what the other methods need, and asks nobody. Called before a slot is taken: who holds one is to ask
+        at once. Raises nothing; what is missing is for the others to say."""
+        ...
+
     def pinned(self, uri: str) -> bool:
         """Whether `uri` itself names the same bytes for ever (a commit, not a branch): a store that has them then asks
         nobody."""

@@ -66,6 +66,7 @@ class Resolving:
         known = self.known()
         if known is not None and self._source.pinned(self._uri):
             return known[0]
+        self._source.prepare()
         if known is None:
             return self._ask_until_answered()
         if (cooling_s := self._with.slots.cooldown_s()) > 0:
@@ -102,19 +103,20 @@ class Resolving:
                 self._wait(clock.now() + wait_s, "cooldown" if is_busy else "plan", error.message)
 
     def _ask(self, deadline: float) -> Manifest:
-        """Under a slot if one is to be had soon: of many that start at once not all are to be told 429."""
+        """Under a slot if one is to be had soon; always, if the origin said 429 lately: of many that start at once not
+        all are to be told so."""
         clock, slots = self._with.clock, self._with.slots
-        slot, give_up = None, clock.now() + _SLOT_PATIENCE_S
+        slot, give_up = None, self._give_up_at()
         while True:
             if (cooling_s := slots.cooldown_s()) > 0:
                 if clock.now() + cooling_s > deadline:
                     raise OriginBusy("the origin asks for more patience than there is", retry_after_s=cooling_s)
                 self._wait(clock.now() + cooling_s, "cooldown", "")
-                give_up = clock.now() + _SLOT_PATIENCE_S
-            elif (slot := slots.acquire()) is not None or clock.now() >= give_up:
+                give_up = self._give_up_at()
+            elif (slot := slots.acquire()) is not None or clock.now() >= (deadline if slots.is_throttled else give_up):
                 break
             else:
-                self._wait(min(give_up, clock.now() + slots.retry_s * (1 + self._with.rng())), "slot", "")
+                self._wait(clock.now() + slots.retry_s * (1 + self._with.rng()), "slot", slots.trouble or "")
         self._report(Progress("plan", 0, 0, source="origin"))
         try:
             return self._source.resolve(self._uri)
@@ -124,6 +126,10 @@ class Resolving:
         finally:
             if slot is not None:
                 slot.release()
+
+    def _give_up_at(self) -> float:
+        """Spread, since many may wait for the same slot."""
+        return self._with.clock.now() + _SLOT_PATIENCE_S * (1 + self._with.rng())
 
     def _note(self, error: StartupError) -> None:
         if isinstance(error, OriginBusy):

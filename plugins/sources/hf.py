@@ -63,6 +63,9 @@ class HubSource:
         except StartupError:
             return False
 
+    def prepare(self) -> None:
+        import tickertape.plugins.sources.hub  # noqa: F401
+
     def resolve(self, uri: str) -> Manifest:
         """One request. Raises StartupError: UnsupportedSource, NotFound, RevisionNotFound, Gated, Unauthorized,
         Forbidden, and what `choose_files` raises; OriginBusy, OriginError (code Offline when HF_HUB_OFFLINE is set)."""

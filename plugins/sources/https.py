@@ -32,6 +32,10 @@ class HttpsSource:
     def __init__(self, stall_s: float = 30.0) -> None:
         self._stall_s = stall_s
 
+    def prepare(self) -> None:
+        import tickertape.plugins.sources.http_origin
+        import tickertape.plugins.sources.https_listing  # noqa: F401
+
     def pinned(self, uri: str) -> bool:
         """When the URL ends with the digest of all there is: of a GGUF file, or of the listing of a directory."""
         try:

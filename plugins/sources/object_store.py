@@ -30,6 +30,10 @@ class ObjectStoreSource:
         self._config = dict(config or {})
         self._stall_s = stall_s
 
+    def prepare(self) -> None:
+        if find_spec("obstore") is not None:
+            import tickertape.plugins.sources.bucket  # noqa: F401
+
     def pinned(self, uri: str) -> bool:
         """Never: what lies under a prefix may be replaced."""
         return False

@@ -58,6 +58,8 @@ class Origin:
 class Held:
     name, schemes = "held", ("held",)
 
+    def prepare(self) -> None: ...
+
     def pinned(self, uri):
         return True
 

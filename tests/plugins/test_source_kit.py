@@ -49,6 +49,8 @@ class Memory:
     schemes: tuple[str, ...] = ("memory",)
     origin: type[MemoryOrigin] = MemoryOrigin
 
+    def prepare(self) -> None: ...
+
     def pinned(self, uri: str) -> bool:
         return uri.endswith("@1")
 

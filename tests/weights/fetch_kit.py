@@ -142,6 +142,7 @@ class ScriptedSlots:
 
     retry_s = 2.0
     trouble: str | None = None
+    is_throttled = False
 
     def __init__(self, clock: SimulatedClock, *, free_at: float = 0.0, lose_at: Collection[int] = ()) -> None:
         self.lock = threading.Lock()
@@ -152,11 +153,11 @@ class ScriptedSlots:
         self.throttles: list[float | None] = []
         self.cooling_until = 0.0
         self._clock = clock
-        self._free_at = free_at
+        self.free_at = free_at
 
     def acquire(self) -> ScriptedSlot | None:
         self.asked.append(self._clock.now())
-        if self._clock.now() < self._free_at or self.cooldown_s() > 0:
+        if self._clock.now() < self.free_at or self.cooldown_s() > 0:
             return None
         slot = ScriptedSlot(self, len(self.asked))
         self.held.add(slot)
@@ -317,6 +318,8 @@ class MemorySource:
         self.script: list[Action] = []
         self.origins: list[ScriptedOrigin] = []
         self.on_request: Callable[[int], None] = lambda _: None
+
+    def prepare(self) -> None: ...
 
     def pinned(self, uri: str) -> bool:
         return self.is_pinned

@@ -39,12 +39,12 @@ def test_a_retry_after_is_never_cut_short(seconds: float, lot: float) -> None:
     assert seconds <= after(seconds, lambda: lot) <= seconds * 1.1
 
 
-def gate_of(most: int) -> tuple[OriginGate, SimulatedClock]:
-    clock = SimulatedClock()
+def gate_of(most: int, clock: SimulatedClock | None = None) -> tuple[OriginGate, ScriptedSlots]:
+    clock = clock or SimulatedClock()
     slots = ScriptedSlots(clock)
     gate = OriginGate(slots, most, clock, lambda: 0.5)
     gate.slot = slots.acquire()
-    return gate, clock
+    return gate, slots
 
 
 def opened(gate: OriginGate) -> int:
@@ -57,7 +57,8 @@ def opened(gate: OriginGate) -> int:
 
 
 def test_requests_start_slowly_and_again_after_a_429() -> None:
-    gate, clock = gate_of(4)
+    clock = SimulatedClock()
+    gate, _ = gate_of(4, clock)
     found = []
     for _ in range(5):
         opened(gate)
@@ -70,6 +71,22 @@ def test_requests_start_slowly_and_again_after_a_429() -> None:
     assert gate.cooling_s == pytest.approx(10.5)
     clock.advance_to(clock.now() + 10.6)
     assert opened(gate) == 1
+
+
+def test_an_origin_that_said_429_lately_is_asked_one_thing_at_a_time() -> None:
+    gate, slots = gate_of(4)
+    slots.is_throttled = True
+    for _ in range(5):
+        opened(gate)
+        assert gate.num_active == 1
+        gate.answered()
+    slots.is_throttled = False
+    found = []
+    for _ in range(4):
+        gate.answered()
+        opened(gate)
+        found.append(gate.num_active)
+    assert found == [2, 3, 4, 4]
 
 
 def test_without_a_slot_nothing_is_asked() -> None:

@@ -134,6 +134,27 @@ def test_a_disk_that_fills_up_before_the_snapshot_is_published(root: Path, monke
     assert 60 <= site.source.clock.now() - started < 70
 
 
+@pytest.mark.parametrize("wanted", [{}, {"dtype": "float16"}, {"quantization": "int8"}])
+def test_a_model_that_is_not_wanted_is_not_fetched(root: Path, wanted: dict[str, str]) -> None:
+    heard: list[tuple[str, str, bool]] = []
+
+    def check(spec: ModelSpec) -> None:
+        heard.append((spec.architecture, spec.dtype, (Path(spec.path) / "config.json").is_file()))
+        raise StartupError("backend 'mine' does not do it", code="UnsupportedOption")
+
+    large = {"model-00001-of-00002.safetensors": safetensors_bytes({"a": np.zeros(9 << 20, np.float32)})}
+    site = Site(root, model(**large), origin_connections=1)
+    assert site.refusal(check=check, **wanted).message == "backend 'mine' does not do it"
+    assert heard == [(CONFIG["architectures"][0], "float32", True)]
+    assert site.source.sent_bytes < 20 * MIB
+    assert not list(root.glob("tmp/*"))
+    assert not list(root.glob("derived/*"))
+    heard.clear()
+    site.get()
+    assert site.refusal(check=check, **wanted).code == "UnsupportedOption"  # also of what is here
+    assert len(heard) == 1
+
+
 def test_a_new_revision_costs_what_changed(root: Path) -> None:
     site = Site(root)
     old = site.get()
@@ -192,6 +213,19 @@ def test_with_nothing_a_429_is_waited_out(root: Path) -> None:  # case 106
     times = site.source.resolved_at
     assert all(later - earlier >= 40 for earlier, later in pairwise(times))
     assert len(times) == 4
+    assert not site.slots.held
+
+
+@pytest.mark.parametrize(("is_throttled", "asked_s"), [(False, 5.0), (True, 300.0)])
+def test_a_name_is_asked_for_without_a_slot_only_while_the_origin_is_content(
+    root: Path, is_throttled: bool, asked_s: float
+) -> None:
+    site = Site(root)
+    began = site.source.clock.now()
+    site.slots.free_at = began + 300.0
+    site.slots.is_throttled = is_throttled
+    check(site.get())
+    assert asked_s <= site.source.resolved_at[0] - began <= asked_s + 10.0
     assert not site.slots.held
 
 

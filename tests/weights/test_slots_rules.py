@@ -117,6 +117,18 @@ def test_pauses_that_nobody_named_grow_with_cool_downs_not_with_429s() -> None:
     assert watch.wanted_s(None, now) == 10.0
 
 
+def test_an_origin_counts_as_throttled_for_a_clean_minute_after_the_pause() -> None:
+    rest, alone = ThrottleWatch(1, Pacing(), lambda: 0.0), ThrottleWatch(1, Pacing(), lambda: 0.0)
+    assert not rest.is_throttled(0.0)
+    rest.observe(ThrottleRecord(1, 0.0, 1, 1), 100.0)
+    assert rest.is_throttled(100.0), "the pause was over when this one came"
+    rest.observe(ThrottleRecord(1, 0.0), 160.0)
+    assert not rest.is_throttled(160.0)
+    alone.pause(10.0, 0.0)
+    assert alone.is_throttled(69.9), "though it could tell nobody"
+    assert not alone.is_throttled(70.1)
+
+
 def test_a_longer_429_of_the_same_cool_down_extends_it_and_halves_nothing() -> None:
     watch = ThrottleWatch(8, Pacing(), lambda: 0.0)
     watch.wrote(ThrottleRecord(1, 10.0, 4, 1), 0.0)

@@ -75,6 +75,7 @@ class RangedSourceConformance:
         assert manifest.directory is None, "files that lie here already need no ranges"
 
     def test_what_is_pinned_is_known_from_the_uri(self, subject: RangedSubject) -> None:
+        subject.source.prepare()
         for uri in (subject.good, subject.bad, f"{subject.source.schemes[0]}://"):
             assert subject.source.pinned(uri) in (True, False)
         if subject.pinned is not None:

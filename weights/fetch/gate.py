@@ -15,8 +15,8 @@ __all__ = ["OriginGate"]
 class OriginGate:
     """Not thread-safe, except for what asks `slots`: the fetch calls it under its own lock.
 
-    The first request goes alone, and each that gets an answer lets one more go beside it: when everybody is told 429,
-    each holder is told once, not once for each connection.
+    The first request goes alone, and each that gets an answer lets one more go beside it, up to `most`; one at a time
+    for a minute after a 429, so that an origin that has to say it again says it once, not once for each connection.
     """
 
     def __init__(self, slots: Slots, most: int, clock: Clock, rng: Callable[[], float]) -> None:
@@ -51,7 +51,8 @@ class OriginGate:
 
     def answered(self) -> None:
         """A request got its first bytes."""
-        self._allowed = min(self._most, self._allowed + 1)
+        most = 1 if self._slots.is_throttled else self._most
+        self._allowed = min(most, self._allowed + 1)
         self._backoff.reset()
 
     def busy(self, error: OriginBusy) -> None:

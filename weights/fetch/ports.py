@@ -44,6 +44,12 @@ class Slots(Protocol):
         """Why the last try gave none, where that is a fault and not that others have them: one line."""
         ...
 
+    @property
+    def is_throttled(self) -> bool:
+        """An origin said 429 not long ago, about a minute after the pause that it asked for: what can wait for a slot
+        does, and who has one asks one thing at a time. From memory."""
+        ...
+
     def cooldown_s(self) -> float:
         """Seconds until anybody in the cluster may ask an origin again; 0.0 when now."""
         ...

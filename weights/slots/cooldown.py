@@ -33,6 +33,12 @@ class Cooldown:
         """How many there are for now."""
         return self._watch.num_slots
 
+    @property
+    def is_throttled(self) -> bool:
+        """An origin said 429 within the last clean minute, as far as is known."""
+        with self._lock:
+            return self._watch.is_throttled(self._clock())
+
     def left_s(self) -> float:
         """Until anybody may ask an origin. As well as is known: a register that does not answer changes nothing."""
         with suppress(RegisterFault):

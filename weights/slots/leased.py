@@ -142,6 +142,10 @@ class LeasedSlots:
         finally:
             self._acquiring.release()
 
+    @property
+    def is_throttled(self) -> bool:
+        return self._cooldown.is_throttled
+
     def cooldown_s(self) -> float:
         return self._cooldown.left_s()
 

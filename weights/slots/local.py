@@ -62,6 +62,10 @@ class LocalSlots:
             return None
         return LocalSlot(next(self._epochs))
 
+    @property
+    def is_throttled(self) -> bool:
+        return self._cooldown.is_throttled
+
     def cooldown_s(self) -> float:
         return self._cooldown.left_s()
 

@@ -65,6 +65,10 @@ class ThrottleWatch:
     def pause_s(self, now: float) -> float:
         return max(0.0, self._own_end - now)
 
+    def is_throttled(self, now: float) -> bool:
+        """Whether a clean minute has not passed since the last pause that we know of."""
+        return self._record.streak > 0 or now < self._own_end + self._pacing.clean_s
+
     def observe(self, record: ThrottleRecord, now: float) -> None:
         if record == self._record:
             return

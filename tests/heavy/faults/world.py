@@ -99,6 +99,7 @@ class _Slots:
     epoch = 1
     retry_s = 1.0
     trouble = None
+    is_throttled = False
 
     def acquire(self) -> _Slots:
         return self
@@ -130,6 +131,8 @@ class World:
         self._kind = kind
         self._rng = random.Random(seed)
         self._harm = harm
+
+    def prepare(self) -> None: ...
 
     def pinned(self, uri: str) -> bool:
         return False
