@@ -1,8 +1,9 @@
-"""Seconds from exec to the first token with an empty store, stage by stage; and with the model in the store, the page
-cache warm and cold, beside what vLLM's and transformers' loaders take for the same file.
+"""Seconds from exec to the first token with an empty store, stage by stage, and again with the model in the store; and
+what loading the same weights and a first token take with the page cache warm and cold: a worker of ours, vLLM,
+`from_pretrained`.
 
 The large model is random weights behind a local origin, so that the network costs nothing; the demo model comes from
-the package index. Peers run in processes of their own, their imports aside; a warm-up of the libraries goes first.
+the package index. What is compared runs in processes of its own (loaders.py), imports apart, the median of a few.
 
     python benchmarks/cold_start.py [--quick]        --quick: the demo model alone
 """
@@ -13,12 +14,13 @@ import argparse
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +46,8 @@ STAGES: Final = {
     "Warming": "warm",
 }
 LOADED: Final = re.compile(r"Loading weights took ([0-9.]+) seconds")
+NUM_LOADS: Final = 3
+WEIGHTS: Final = "model.safetensors"
 VLLM: Final = HERE.parent / ".peers" / "vllm" / "bin" / "python"
 
 
@@ -92,9 +96,9 @@ def read_all(files: Sequence[Path]) -> None:
                 pass
 
 
-def peer(name: str, model: Path) -> dict[str, float] | None:
-    """None when it is not installed."""
-    python = {"transformers": Path(sys.executable), "vllm": VLLM}[name]
+def load(name: str, model: Path) -> dict[str, float] | None:
+    """What loaders.py measures; `weights` is what vLLM says of its loader alone. None when it is not installed."""
+    python = VLLM if name == "vllm" else Path(sys.executable)
     if not python.exists():
         return None
     command = [str(python), str(HERE / "loaders.py"), name, str(model)]
@@ -112,7 +116,9 @@ def demo(directory: Path) -> list[Figure]:
     first = staged(["--store", str(directory / "store")], {}, directory)
     again = staged(["--store", str(directory / "store")], {}, directory)
     figures = [Figure(f"demo.cold.{stage}", round(value, 2), "s") for stage, value in first.items()]
-    return [*figures, Figure("demo.again.total", round(again["total"], 2), "s", what="the store has it")]
+    figures.append(Figure("demo.again.total", round(again["total"], 2), "s", what="the store has it"))
+    snapshot = _with_tokenizer(directory / "store" / "snapshots")
+    return figures + compared("demo", snapshot, snapshot)
 
 
 def large(directory: Path) -> list[Figure]:
@@ -125,28 +131,44 @@ def large(directory: Path) -> list[Figure]:
         flags = [f"hf://{REPO}", "--store", str(directory / "store")]
         environment = {"HF_ENDPOINT": origin.url}
         first = staged(flags, environment, directory)
-        objects = [path for path in (directory / "store" / "objects").rglob("*") if path.is_file()]
-        states: list[tuple[str, Callable[[Sequence[Path]], None]]] = [("warm", read_all), ("cold", forget)]
-        figures = [Figure(f"2gb.cold.{stage}", round(value, 2), "s") for stage, value in first.items()]
-        for state, prepare in states:
-            prepare(objects)
-            figures += _loads("tickertape", state, staged(flags, environment, directory))
-    for name in ("transformers", "vllm"):
-        for state, prepare in states:
-            prepare([model / "model.safetensors"])
-            figures += _loads(name, state, peer(name, model))
+        again = staged(flags, environment, directory)
+    figures = [Figure(f"2gb.cold.{stage}", round(value, 2), "s") for stage, value in first.items()]
+    figures.append(Figure("2gb.again.total", round(again["total"], 2), "s", what="the store has it"))
+    return figures + compared("2gb", _with_file(directory / "store" / "snapshots", model / WEIGHTS), model)
+
+
+def compared(label: str, snapshot: Path, model: Path) -> list[Figure]:
+    """Each loads the same bytes: we from the store, the others from `model`."""
+    figures = []
+    for name, at in (("tickertape", snapshot), ("transformers", model), ("vllm", model)):
+        load(name, at)  # its libraries come into the page cache
+        for state, prepare in (("warm", read_all), ("cold", forget)):
+            runs = []
+            for _ in range(NUM_LOADS):
+                prepare([(at / WEIGHTS).resolve()])
+                runs.append(load(name, at))
+            figures.append(_loads(f"{label}.{state}_cache.{name}", [run for run in runs if run is not None]))
     return figures
 
 
-def _loads(name: str, state: str, seconds: Mapping[str, float] | None) -> list[Figure]:
+def _loads(id: str, runs: Sequence[Mapping[str, float]]) -> Figure:
     """Loading and the token together are what can be compared: who maps the file reads it with the first token."""
-    if seconds is None:
-        return [Figure(f"2gb.{state}_cache.{name}", None, "s")]
-    load_s = seconds.get("load", 0.0) + seconds.get("warm", 0.0)
-    what = f"load {load_s:.2f} s, then a token {seconds['first_token']:.2f} s"
-    if "weights" in seconds:
-        what += f"; its loader alone {seconds['weights']:.2f} s"
-    return [Figure(f"2gb.{state}_cache.{name}", round(load_s + seconds["first_token"], 2), "s", what=what)]
+    if not runs:
+        return Figure(id, None, "s")
+    median = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    what = (
+        f"load {median['load']:.2f} s, a token {median['first_token']:.2f} s, imports before {median['import']:.1f} s"
+    )
+    if "weights" in median:
+        what += f"; its loader alone {median['weights']:.2f} s"
+    total_s = statistics.median(run["load"] + run["first_token"] for run in runs)
+    return Figure(id, round(total_s, 2), "s", what=what)
+
+
+def _with_file(snapshots: Path, file: Path) -> Path:
+    """The snapshot that has this file."""
+    size = file.stat().st_size
+    return next(path.parent for path in sorted(snapshots.glob(f"*/{file.name}")) if path.stat().st_size == size)
 
 
 def _with_tokenizer(snapshots: Path) -> Path:

@@ -1,6 +1,7 @@
-"""Loads a model directory as another program does, and generates one token; run in that program's environment.
+"""Loads a model directory as a worker of ours or another program does, and generates one token; run in that program's
+environment.
 
-    python benchmarks/loaders.py transformers|vllm DIR
+    python benchmarks/loaders.py tickertape|transformers|vllm DIR
 
 Prints a JSON object as its last line: seconds to import, to load the weights, and from then to the first token.
 """
@@ -11,7 +12,43 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+
+def tickertape(directory: str) -> dict[str, float]:
+    """All that a worker does before it is ready: plan, map, check, allocate, warm up."""
+    began = time.monotonic()
+    import tickertape.plugins.backends.transformers.runner  # noqa: F401
+    from tickertape.core.backend import Backend, BackendOptions
+    from tickertape.core.memory import Limits
+    from tickertape.core.messages import Configure
+    from tickertape.core.request import Request, SamplingParams, pack_tokens
+    from tickertape.engine_room import build_loop
+    from tickertape.plugins.backends.transformers import register_backends
+    from tickertape.plugins.manager import Plugins
+    from tickertape.weights.spec import read_spec
+
+    imported = time.monotonic()
+    backends: list[Backend] = []
+    register_backends(backends.append)
+    limits = Limits(max_model_len=1024, max_num_seqs=4, max_batch_tokens=1024, block_tokens=16)
+    configure = Configure(
+        epoch=0,
+        spec=read_spec(Path(directory), "model"),
+        backend=backends[0].name,
+        options=BackendOptions(),
+        limits=limits,
+        kv_cache_bytes=1 << 30,
+        plugins={},
+    )
+    parts = build_loop(backends[0], configure, lambda _: None, Plugins.none())
+    loaded = time.monotonic()
+    sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0)
+    parts.loop.submit(Request(id=1, prompt=pack_tokens([1, 2, 3]), num_prompt_tokens=3, sampling=sampling))
+    while parts.loop.stats().num_running or parts.loop.stats().num_waiting:
+        parts.loop.step()
+    return _seconds(began, imported, loaded)
 
 
 def transformers(directory: str) -> dict[str, float]:
@@ -44,4 +81,4 @@ def _seconds(began: float, imported: float, loaded: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"transformers": transformers, "vllm": vllm}[sys.argv[1]](sys.argv[2])))
+    print(json.dumps({"tickertape": tickertape, "transformers": transformers, "vllm": vllm}[sys.argv[1]](sys.argv[2])))
