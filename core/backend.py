@@ -94,10 +94,15 @@ def _supports_everything(_: ModelSpec) -> str | None:
     return None
 
 
+def _refuses_nothing(_: ModelSpec, __: BackendOptions) -> str | None:
+    return None
+
+
 class Backend(Struct, frozen=True, kw_only=True):
     """A registered backend. `factory` is "package.module:function", imported in the worker only and called with
     (ModelSpec, BackendOptions); it returns a ModelRunner, an Engine or a Predictor, by `kind`. `supports` runs in the
-    front and must be cheap: None when the model can be served, else the reason why not, in one line. When the operator
+    front and the fetcher and must be cheap: None when the model can be served, else the reason why not, in one line.
+    `refuses` is the same for a model with what the operator chose, beyond what the capabilities say. When the operator
     names no backend, the one with the highest `preference` goes first among those that support a model; among equals
     the one registered first. With `by_name_only` it is taken when the operator names it, and never else. `options`
     names the settings it knows in `BackendOptions.extra`; the server does not start with others. None: its factory
@@ -108,6 +113,7 @@ class Backend(Struct, frozen=True, kw_only=True):
     factory: str
     capabilities: Capabilities = Capabilities()
     supports: Callable[[ModelSpec], str | None] = _supports_everything
+    refuses: Callable[[ModelSpec, BackendOptions], str | None] = _refuses_nothing
     preference: int = 0
     by_name_only: bool = False
     options: tuple[str, ...] | None = None

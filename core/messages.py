@@ -143,13 +143,15 @@ class FetchOptions(Struct, frozen=True, kw_only=True):
 
 class Fetch(Struct, frozen=True, tag="fetch", kw_only=True):
     """The first message to the fetcher: (name to serve under, path or URI) of each model, in order; None: the model's
-    own name, the default model. `dtype` is the type of weights wanted, "auto" the one they have; `quantization` what is
-    made of linear layers. `plugins` are the settings of the plugin manager."""
+    own name, the default model. `compute` says which type of weights is wanted, "auto" the one they have, and what is
+    made of linear layers; of which `backend` (None: whichever fits), so that what it refuses is not made or fetched.
+    `plugins` are the settings of the plugin manager."""
 
     models: tuple[tuple[str | None, str | None], ...]
     store: str
-    dtype: str = "auto"
-    quantization: str = "none"
+    backend: str | None = None
+    compute: BackendOptions = BackendOptions()
+    trust_remote_code: bool = False
     options: FetchOptions = FetchOptions()
     plugins: dict[str, Any]
     log_level: str = "info"

@@ -60,8 +60,8 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def register_backends(register: Callable[[Backend], None]) -> None:
     """Registers runners, engines and predictors: call `register` once per backend.
 
-    Runs in the front (which asks `supports` and reads the capabilities) and in the worker (which imports the
-    factory). `register` raises PluginError for a name that is taken or a record that is malformed.
+    Runs in the front and the fetcher (which ask `supports` and `refuses` and read the capabilities) and in the worker
+    (which imports the factory). `register` raises PluginError for a name that is taken or a record that is malformed.
     """
 
 

@@ -16,7 +16,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
+from tickertape.backend_choice import choose_backend
 from tickertape.children import adopt_socket, die_with_parent
+from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError, TickertapeError
 from tickertape.core.messages import Failure, Fetch, Loading, Resolved, StoppedEarly, ToFetcher
 from tickertape.core.ports import Progress
@@ -116,10 +120,11 @@ def _fetch(fetch: Fetch, link: Link[ToFetcher], front: _Front) -> None:
                 sources=plugins.sources,
                 report=report,
                 name=name,
-                dtype=fetch.dtype,
-                quantization=fetch.quantization,
+                dtype=fetch.compute.dtype,
+                quantization=fetch.compute.quantization,
                 reads_itself=lambda directory: read_by_plugin(directory, plugins),
                 fetching=tools.fetching,
+                check=lambda spec: _check(spec, fetch, plugins),
                 early=lambda spec: link.send(Resolved(spec, complete=False)),
             )
             pulse.flush()
@@ -136,6 +141,13 @@ def read_by_plugin(directory: Path, plugins: Plugins) -> bool:
             if spec.supports(directory) is None:
                 return True
     return False
+
+
+def _check(spec: ModelSpec, fetch: Fetch, plugins: Plugins) -> None:
+    """Raises what the front would, which asks the same when all of the model has come."""
+    if any(record.state == "failed" for record in plugins.records):
+        return  # a backend may be missing here alone
+    choose_backend(plugins, fetch.backend, replace(spec, trust_remote_code=fetch.trust_remote_code), fetch.compute)
 
 
 def _last_word(error: Exception) -> TickertapeError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from ipaddress import IPv4Network, ip_network
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from tickertape.settings import Settings
 
 __all__ = [
     "admission_limits",
+    "backend_options",
     "call_limits",
     "configure_message",
     "fetch_message",
@@ -56,11 +56,22 @@ def fetch_message(settings: Settings) -> Fetch:
     return Fetch(
         models=tuple((choice.name, choice.model) for choice in settings.model_choices()) or ((None, None),),
         store=str(settings.store),
-        dtype=settings.dtype,
-        quantization=settings.quantization,
+        backend=settings.backend,
+        compute=backend_options(settings),
+        trust_remote_code=settings.trust_remote_code,
         options=fetch_options(settings),
         plugins=plugin_settings(settings),
         log_level=settings.log_level,
+    )
+
+
+def backend_options(settings: Settings) -> BackendOptions:
+    return BackendOptions(
+        dtype=settings.dtype,
+        device=settings.device,
+        quantization=settings.quantization,
+        num_threads=settings.threads,
+        extra=settings.backend_option,
     )
 
 
@@ -86,19 +97,7 @@ def fetch_options(settings: Settings) -> FetchOptions:
 
 
 def configure_message(settings: Settings, spec: ModelSpec, backend: Backend, *, num_models: int) -> Configure:
-    """What a worker needs to serve `spec`. Raises StartupError when the settings ask for what the model or the
-    backend does not have."""
-    able = backend.capabilities
-    device = settings.device.partition(":")[0]
-    _require("dtype", settings.dtype, ("auto", *able.dtypes), backend)
-    _require("device", device, able.devices, backend)
-    _require("quantization", settings.quantization, ("none", *able.quantizations), backend)
-    if backend.options is not None and (unknown := settings.backend_option.keys() - set(backend.options)):
-        known = ", ".join(backend.options) or "none"
-        raise StartupError(
-            f"backend {backend.name!r} has no option {min(unknown)[:100]!r}; it has {known}",
-            code="UnsupportedOption",
-        )
+    """What a worker needs to serve `spec`. Raises StartupError when the settings ask for what the model has not."""
     max_model_len = settings.max_model_len or spec.max_model_len
     if max_model_len > spec.max_model_len:
         raise StartupError(
@@ -110,13 +109,7 @@ def configure_message(settings: Settings, spec: ModelSpec, backend: Backend, *, 
         spec=spec,
         store=str(settings.store),
         backend=backend.name,
-        options=BackendOptions(
-            dtype=settings.dtype,
-            device=settings.device,
-            quantization=settings.quantization,
-            num_threads=settings.threads,
-            extra=settings.backend_option,
-        ),
+        options=backend_options(settings),
         limits=Limits(
             max_model_len=max_model_len,
             max_num_seqs=settings.max_num_seqs,
@@ -199,11 +192,3 @@ def _with_mapped(networks: tuple[str, ...]) -> tuple[str, ...]:
     """A socket that listens for both families sees an IPv4 peer as an IPv6 address that holds it."""
     v4 = [network for network in map(ip_network, networks) if isinstance(network, IPv4Network)]
     return (*networks, *(f"::ffff:{network.network_address}/{96 + network.prefixlen}" for network in v4))
-
-
-def _require(option: str, value: str, able: Sequence[str], backend: Backend) -> None:
-    if value not in able:
-        raise StartupError(
-            f"backend {backend.name!r} does not do {option} {value}; it does {', '.join(dict.fromkeys(able))}",
-            code="UnsupportedOption",
-        )

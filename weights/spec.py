@@ -15,7 +15,7 @@ from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
 from tickertape.weights.shards import Shards, read_shards
 
-__all__ = ["read_spec", "served_name"]
+__all__ = ["read_spec", "served_name", "spec_of"]
 
 _LENGTHS: Final = (
     "max_position_embeddings",
@@ -60,13 +60,18 @@ def read_spec(directory: Path, name: str, opened: Mapping[Path, int] = MappingPr
         raise StartupError(f"{directory.name}: not a model directory", code="NotAModel")
     config = _read_config(directory)
     shards = read_shards(directory, opened)
+    return spec_of(config, directory, name, dtype=_dtype(shards), weight_bytes=shards.weight_bytes)
+
+
+def spec_of(config: Mapping[str, Any], directory: Path, name: str, *, dtype: str, weight_bytes: int = 0) -> ModelSpec:
+    """What config.json says of a model. Raises StartupError: NotAModel, BadConfig."""
     return ModelSpec(
         name=name,
         path=str(directory),
         architecture=_architecture(config),
         config=config,
-        weight_bytes=shards.weight_bytes,
-        dtype=_dtype(shards),
+        weight_bytes=weight_bytes,
+        dtype=dtype,
         max_model_len=_max_model_len(config),
         vocab_size=_positive(config, "vocab_size"),
     )

@@ -44,8 +44,12 @@ def staged(
     name: str,
     dtype: str,
     reads_itself: Callable[[Path], bool],
+    check: Callable[[ModelSpec], None],
+    *,
+    is_open: bool,
 ) -> ModelSpec | None:
-    """The model in such a directory; None when it is to be converted or cast first, or cannot be opened like this."""
+    """The model in such a directory; None when it is to be converted or cast first, or cannot be opened like this, or
+    not `is_open`. Raises what `check` does when it hears of the model."""
     from tickertape.weights.vocabularies.convert import vocabulary_files  # heavy
 
     try:
@@ -53,16 +57,26 @@ def staged(
     except OSError as error:
         _log.info("the model is not opened before it is whole: %s", error)
         return None
+    is_kept = False
+    try:
+        if (spec := _read(directory, name)) is None:
+            return None
+        check(spec)
+        is_cast = spec.dtype != dtype and spec.dtype in CASTS and dtype in CASTS
+        is_kept = is_open and not is_cast and (reads_itself(directory) or not vocabulary_files(directory))
+        return spec if is_kept else None
+    finally:
+        if not is_kept:
+            _remove(store, directory)
+
+
+def _read(directory: Path, name: str) -> ModelSpec | None:
     try:
         with opened(arrivals(directory)) as fds:  # some of them are renamed just now
-            spec = read_spec(directory, name, fds)
-        is_cast = spec.dtype != dtype and spec.dtype in CASTS and dtype in CASTS
-        if not is_cast and (reads_itself(directory) or not vocabulary_files(directory)):
-            return spec
+            return read_spec(directory, name, fds)
     except (OSError, StartupError) as error:
         _log.info("the model is not opened before it is whole: %s", error)
-    _remove(store, directory)
-    return None
+        return None
 
 
 def _remove(store: Store, directory: Path) -> None:

@@ -113,6 +113,26 @@ def test_a_port_in_use(start: Start, tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--backend", "reference", "--dtype", "bfloat16"), "backend 'reference' does not do dtype bfloat16"),
+        (("--backend", "vllm", "--quantization", "int8"), "backend 'vllm' does not do quantization int8"),
+        (("--quantization", "int8", "--dtype", "float64"), "weights of int8 are not computed in float64"),
+        (("--dtype", "bfloat16", "--backend-option", "zz=1"), "backend 'transformers' has no option 'zz'"),
+    ],
+)
+def test_what_the_backend_refuses_is_not_made_first(
+    start: Start, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    llama(tmp_path / "model")
+    flags = ("--port", "0", "--startup-linger-s", "0", "--store", str(tmp_path / "store"))
+    server: Server = start(Server, str(tmp_path / "model"), *flags, *arguments)
+    assert server.wait() == 1
+    assert_one_line(server, words)
+    assert not list(tmp_path.glob("store/objects/*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (("--backend", "nope"), "no backend 'nope'"),
         (("--backend", "reference"), "ScriptedForCausalLM"),
         (("--quantization", "int8"), "quantization int8"),

@@ -18,7 +18,7 @@ from torch import nn
 
 from tickertape.core.quantization import INT8_CONFIG
 from tickertape.plugins import BackendOptions, Limits, ModelSpec, Row, StartupError
-from tickertape.plugins.backends.transformers import options as placing
+from tickertape.plugins.backends.transformers import suitability
 from tickertape.plugins.backends.transformers.checkpoint import Stored
 from tickertape.plugins.backends.transformers.int8 import find_layers
 from tickertape.plugins.backends.transformers.runner import TransformersRunner, make
@@ -192,7 +192,7 @@ def test_what_cannot_be_computed_is_refused(options: BackendOptions, words: str,
 
 def test_without_numba_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = write_architecture(tmp_path, "llama", dtype="float32")
-    monkeypatch.setattr(placing, "find_spec", lambda name: None)
+    monkeypatch.setattr(suitability, "find_spec", lambda name: None)
     with pytest.raises(StartupError, match="need numba"):
         make(spec, BackendOptions(quantization="int8"))
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
 from tickertape.core.ports import Progress
 from tickertape.core.sources import WeightSource
@@ -169,6 +170,25 @@ def test_gguf_beside_other_files_must_be_named(models: Any, ggufs: Any, tmp_path
     path = ggufs.write()
     (path.parent / "README.md").touch()
     assert refusal(str(path.parent), tmp_path / "store").code == "UnsupportedFormat"
+
+
+@pytest.mark.parametrize("kind", ["directory", "GGUF file"])
+@pytest.mark.parametrize("wanted", [{"dtype": "float16"}, {"quantization": "int8"}])
+def test_of_a_model_that_is_not_wanted_nothing_is_made(
+    models: Any, ggufs: Any, tmp_path: Path, kind: str, wanted: dict[str, str]
+) -> None:
+    heard = []
+
+    def check(spec: ModelSpec) -> None:
+        heard.append((spec.name, spec.dtype))
+        raise StartupError("backend 'mine' does not do it", code="UnsupportedOption")
+
+    weights = {"model.safetensors": {"model.layers.0.mlp.up_proj.weight": np.ones((16, 16), np.float32)}}
+    path = ggufs.write("my.gguf") if kind == "GGUF file" else models.directory("my", weights)
+    assert refusal(str(path), tmp_path / "store", check=check, **wanted).message == "backend 'mine' does not do it"
+    assert heard == [("my", "float32")]
+    assert not list(tmp_path.glob("store/objects/*"))
+    assert not list(tmp_path.glob("store/tmp/*"))
 
 
 def test_a_gguf_file_is_converted_once(ggufs: Any, tmp_path: Path) -> None:

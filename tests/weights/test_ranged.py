@@ -145,7 +145,7 @@ def test_a_model_that_is_not_wanted_is_not_fetched(root: Path, wanted: dict[str,
     large = {"model-00001-of-00002.safetensors": safetensors_bytes({"a": np.zeros(9 << 20, np.float32)})}
     site = Site(root, model(**large), origin_connections=1)
     assert site.refusal(check=check, **wanted).message == "backend 'mine' does not do it"
-    assert heard == [(CONFIG["architectures"][0], "float32", True)]
+    assert heard == [("LlamaForCausalLM", "float32", True)]
     assert site.source.sent_bytes < 20 * MIB
     assert not list(root.glob("tmp/*"))
     assert not list(root.glob("derived/*"))

@@ -74,8 +74,8 @@ def pull(as_json: bool, **values: Any) -> None:
                         sources=plugins.sources,
                         report=partial(view.show, shown),
                         name=name,
-                        dtype=fetch.dtype,
-                        quantization=fetch.quantization,
+                        dtype=fetch.compute.dtype,
+                        quantization=fetch.compute.quantization,
                         reads_itself=lambda directory: read_by_plugin(directory, plugins),
                         fetching=tools.fetching,
                     )

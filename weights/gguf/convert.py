@@ -40,12 +40,14 @@ def convert_gguf(
     float32_below_bytes: int = _FLOAT32_BELOW_BYTES,
     ledger: Ledger | None = None,
     make_room: Callable[[int], None] = lambda _: None,
+    check: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, str]:
     """Fills the empty directory `target` and returns the sha256 of each file in it, by name.
 
     Every quantisation that the `gguf` library knows is expanded: to float32 when the result stays below
-    `float32_below_bytes`, else to bfloat16. Bytes written count as "derived" in `ledger`; `make_room` is asked before.
-    Raises StartupError, naming the file, when it cannot be read or expressed, and what `make_room` raises.
+    `float32_below_bytes`, else to bfloat16. Bytes written count as "derived" in `ledger`; before, `check` hears what
+    config.json will be, and `make_room` is asked. Raises StartupError, naming the file, when it cannot be read or
+    expressed, and what those two raise.
     """
     with GgufFile(source) as file:
         config = make_config(file)
@@ -53,6 +55,7 @@ def convert_gguf(
         num_values = sum(math.prod(file.tensors[name].shape) for name in names)
         narrow = num_values * 4 >= float32_below_bytes
         config["dtype"] = "bfloat16" if narrow else "float32"
+        check(config)
         documents = {
             "config.json": config,
             "generation_config.json": make_generation_config(file.metadata),

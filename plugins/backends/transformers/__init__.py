@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tickertape.plugins import Backend, Capabilities, hookimpl
-from tickertape.plugins.backends.transformers.suitability import supports
+from tickertape.plugins.backends.transformers.suitability import refuses, supports
 
 API = (1, 0)
 
@@ -29,6 +29,7 @@ def register_backends(register: Callable[[Backend], None]) -> None:
                 quantizations=("int8",),
             ),
             supports=supports,
+            refuses=refuses,
             options=("kernels", "self_check"),
             summary="any decoder-only model of the transformers library, on CPU (on CUDA: experimental)",
         )

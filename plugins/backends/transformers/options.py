@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
 from tickertape.plugins import Array, BackendOptions, ModelSpec, StartupError, is_int8
 from tickertape.plugins.backends.transformers.cpu.threads import available_cores
+from tickertape.plugins.backends.transformers.suitability import refuses
 
 __all__ = ["Placement", "placement"]
 
@@ -50,23 +50,12 @@ def placement(spec: ModelSpec, options: BackendOptions) -> Placement:
         dtype = torch.float32
     quantize = options.quantization == "int8"
     int8 = quantize or is_int8(spec.config)
+    if (reason := refuses(spec, options)) is not None:
+        raise StartupError(reason, code="BadOption")
     if options.dtype == "auto" and int8 and dtype == torch.float64:
         dtype = torch.float32
     kernels = device.type == "cpu" and bool(options.extra.get("kernels", True))
-    if int8:
-        _check_int8(dtype, device, kernels=kernels)
     return Placement(dtype, device, options.num_threads or available_cores(), kernels, quantize)
-
-
-def _check_int8(dtype: torch.dtype, device: torch.device, *, kernels: bool) -> None:
-    if device.type != "cpu":
-        raise StartupError(f"weights of int8 are computed on the CPU only, not on {device.type}", code="BadOption")
-    if find_spec("numba") is None:
-        raise StartupError("weights of int8 need numba (pip install 'tickertape[cpu]')", code="BadOption")
-    if not kernels:
-        raise StartupError("weights of int8 need the compiled kernels (kernels=true)", code="BadOption")
-    if dtype == torch.float64:
-        raise StartupError("weights of int8 are not computed in float64", code="BadOption")
 
 
 def _computed_by_cpu(dtype: torch.dtype) -> bool:

@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from tickertape.plugins import ModelSpec, is_int8
+from tickertape.plugins import BackendOptions, ModelSpec, is_int8
 
-__all__ = ["REMOTE_CODE", "supports"]
+__all__ = ["REMOTE_CODE", "refuses", "supports"]
 
 REMOTE_CODE: Final = "it brings code of its own (remote code), which is run with --trust-remote-code only"
 
@@ -36,6 +36,22 @@ def supports(spec: ModelSpec) -> str | None:
     if missing:
         return f"{' and '.join(missing)} not installed (pip install 'tickertape[cpu]')"
     return next(_faults(spec), None)
+
+
+def refuses(spec: ModelSpec, options: BackendOptions) -> str | None:
+    """Why it cannot be served as the operator wants it, in as far as torch need not be asked."""
+    if options.quantization != "int8" and not is_int8(spec.config):
+        return None
+    device = options.device.partition(":")[0]
+    if device != "cpu":
+        return f"weights of int8 are computed on the CPU only, not on {device}"
+    if find_spec("numba") is None:
+        return "weights of int8 need numba (pip install 'tickertape[cpu]')"
+    if not options.extra.get("kernels", True):
+        return "weights of int8 need the compiled kernels (kernels=true)"
+    if options.dtype == "float64":
+        return "weights of int8 are not computed in float64"
+    return None
 
 
 def _faults(spec: ModelSpec) -> Iterator[str]:
