@@ -122,7 +122,7 @@ def test_a_port_in_use(start: Start, tiny: Path) -> None:
 def test_what_the_backend_refuses_is_not_made_first(
     start: Start, tmp_path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    llama(tmp_path / "model")
+    write_llama(llama(tmp_path / "model"), vocab_size=512, dtype="float32")
     flags = ("--port", "0", "--startup-linger-s", "0", "--store", str(tmp_path / "store"))
     server: Server = start(Server, str(tmp_path / "model"), *flags, *arguments)
     assert server.wait() == 1
