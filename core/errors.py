@@ -217,6 +217,8 @@ class SlotLost(OriginError):
 
 
 class OriginChanged(StartupError):
+    """Codes: RevisionMoved, UnexpectedAnswer (something else came than was asked for; the files may be the same)."""
+
     default_code = "RevisionMoved"
 
 

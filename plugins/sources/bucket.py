@@ -97,7 +97,7 @@ class Bucket:
                     f"{what}: it has {answer.meta['size']} bytes, and had {entry.size_bytes} when it was listed"
                 )
             if answer.range[0] != start or (end is not None and answer.range[1] != end):
-                raise OriginChanged(f"{what}: another range came than was asked for")
+                raise OriginChanged(f"{what}: another range came than was asked for", code="UnexpectedAnswer")
             for piece in answer.stream(min_chunk_size=_PIECE_BYTES):
                 num_read += len(piece)
                 yield memoryview(piece)

@@ -80,23 +80,29 @@ def total_bytes(status: int, headers: Mapping[str, str]) -> int | None:
 def check_answer(
     status: int, headers: Mapping[str, str], entry: FileEntry, start: int, end: int | None, what: str
 ) -> None:
-    """Raises OriginChanged unless a 200 or 206 announces the bytes [start, end) of `entry`. An `end` of None means to
-    the end of a file whose size nobody knew."""
+    """Raises OriginChanged unless a 200 or 206 announces the bytes [start, end) of `entry`; with code UnexpectedAnswer
+    where the file is the same for all one knows, and the host does not do as asked. An `end` of None means to the end
+    of a file whose size nobody knew."""
     if headers.get("Content-Encoding", "identity").lower() not in ("identity", ""):
-        raise OriginChanged(f"{what}: it came in another encoding than it was asked for")
+        raise _unexpected(f"{what}: it came in another encoding than it was asked for")
     total = total_bytes(status, headers)
     if None not in (total, entry.size_bytes) and total != entry.size_bytes:
         raise OriginChanged(f"{what}: it has {total} bytes, and had {entry.size_bytes} when its files were listed")
+    came = headers.get("Last-Modified" if _seconds(entry.etag or "") is not None else "ETag")
+    if entry.etag is not None and came is not None and _opaque(came) != _opaque(entry.etag):
+        raise OriginChanged(f"{what}: it was replaced after its files were listed")
     if status == 206:
         found = _CONTENT_RANGE.match(headers.get("Content-Range", ""))
         first, last = (int(found[1]), int(found[2])) if found is not None and found[1] else (-1, -1)
         if first != start or (end is not None and last != end - 1):
-            raise OriginChanged(f"{what}: another range came than was asked for")
+            raise _unexpected(f"{what}: another range came than was asked for")
     elif start > 0 or end not in (None, entry.size_bytes):
-        raise OriginChanged(f"{what}: a part was asked for, and the whole came")
-    came = headers.get("Last-Modified" if _seconds(entry.etag or "") is not None else "ETag")
-    if entry.etag is not None and came is not None and _opaque(came) != _opaque(entry.etag):
-        raise OriginChanged(f"{what}: it was replaced after its files were listed")
+        raise _unexpected(f"{what}: a part was asked for, and the whole came")
+
+
+def _unexpected(message: str) -> OriginChanged:
+    """It may be for a moment only, or the listing will tell what the host cannot do: planning anew finds out."""
+    return OriginChanged(message, code="UnexpectedAnswer")
 
 
 def _opaque(etag: str) -> str:

@@ -248,8 +248,9 @@ def test_a_host_without_ranges_is_fine_for_small_files_only(origin: FakeOrigin) 
     origin.web["m/x.gguf"] = WebFile(WEIGHTS, ranges=False)
     with opened(f"{origin.url}/m/x.gguf") as (manifest, reading):
         assert read(reading, manifest.files[0]) == WEIGHTS
-        with pytest.raises(OriginChanged, match="a part was asked for"):
+        with pytest.raises(OriginChanged, match="a part was asked for") as caught:
             read(reading, manifest.files[0], 5, 10)
+        assert caught.value.code == "UnexpectedAnswer"
         with pytest.raises(OriginChanged, match="a part was asked for"):
             read(reading, manifest.files[0], 0, 10)
     origin.web["m/x.gguf"] = WebFile(bytes(CHUNK_BYTES + 1), ranges=False)
@@ -278,8 +279,9 @@ def test_a_file_that_was_replaced_is_told(origin: FakeOrigin, file: WebFile, obe
         data = WEIGHTS if file.etag is not None or later is not None else WEIGHTS[:-1]
         origin.web["m/x.gguf"] = WebFile(data, changed, later, deaf=not obeys)
         for start, end in ((3, 9), (0, None)):
-            with pytest.raises(OriginChanged):
+            with pytest.raises(OriginChanged) as caught:
                 read(reading, manifest.files[0], start, end)
+            assert caught.value.code == "RevisionMoved"
         conditions = {name: value for name, value in origin.requests[-1].headers.items() if name.startswith("if-")}
         strong = manifest.files[0].etag if file.etag == "" else None
         date = manifest.files[0].etag if later is not None else None
@@ -291,8 +293,19 @@ def test_a_file_that_shrank_is_told(origin: FakeOrigin) -> None:
         etag = manifest.files[0].etag
         origin.web["m/x.gguf"] = WebFile(WEIGHTS[:100], etag=etag)
         for start, end in ((200, 300), (50, 150), (0, None)):
-            with pytest.raises(OriginChanged):
+            with pytest.raises(OriginChanged) as caught:
                 read(reading, manifest.files[0], start, end)
+            assert caught.value.code == "RevisionMoved"
+
+
+@pytest.mark.parametrize("knows_ranges", [True, False])
+def test_a_file_that_was_replaced_is_told_whatever_else_is_wrong(origin: FakeOrigin, knows_ranges: bool) -> None:
+    with opened(f"{origin.url}/m/x.gguf") as (manifest, reading):
+        origin.web["m/x.gguf"] = WebFile(WEIGHTS, '"new"', deaf=True, ranges=knows_ranges)
+        origin.order(Fault("x.gguf", shift=(1, 0)))
+        with pytest.raises(OriginChanged, match="replaced") as caught:
+            read(reading, manifest.files[0], 3, 9)
+        assert caught.value.code == "RevisionMoved"
 
 
 @pytest.mark.parametrize(
@@ -330,6 +343,8 @@ def test_a_fault_is_one_line_and_the_next_read_is_whole(
         with pytest.raises(error, match=words) as caught:
             got.extend(byte for piece in pieces for byte in piece)
         assert type(caught.value) is error
+        if error is OriginChanged:
+            assert caught.value.code == ("RevisionMoved" if fault.status is not None else "UnexpectedAnswer")
         assert WEIGHTS[1000:9000].startswith(got)
         assert len(got) < 8000
         assert "\n" not in caught.value.message
