@@ -7,11 +7,12 @@ from typing import Final, NoReturn
 
 import httpx2
 import msgspec
-from huggingface_hub import HfApi, hf_hub_url
+from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoSibling
 from huggingface_hub.utils import build_hf_headers, parse_ratelimit_headers  # type: ignore[attr-defined]
 
+from tickertape import __version__
 from tickertape.plugins import FileEntry, OriginBusy, OriginError, StartupError
 from tickertape.plugins.sources.hf import HubModel
 from tickertape.plugins.sources.http_answers import refusal, retry_after_s
@@ -25,13 +26,16 @@ _LIBRARY: Final = "tickertape"
 _BAD_TOKEN: Final = "invalid credentials"  # in X-Error-Message
 _DISABLED: Final = "access to this resource is disabled"
 
+# Else it asks the hub for a list of coding agents, and says in User-Agent which of them started us, and which torch.
+constants.HF_HUB_DISABLE_TELEMETRY = True
+
 
 class Hub:
     """A hub and who asks it. `endpoint` and `token` None: as huggingface_hub finds them."""
 
     def __init__(self, endpoint: str | None, token: str | None, stall_s: float) -> None:
-        self._api = HfApi(endpoint=endpoint, token=token, library_name=_LIBRARY)
-        self._headers = build_hf_headers(token=token, library_name=_LIBRARY)
+        self._api = HfApi(endpoint=endpoint, token=token, library_name=_LIBRARY, library_version=__version__)
+        self._headers = build_hf_headers(token=token, library_name=_LIBRARY, library_version=__version__)
         self._stall_s = stall_s
 
     def list_files(self, model: HubModel) -> tuple[str, tuple[FileEntry, ...]]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
+import tickertape
 from tests.plugins.fake_origin import FakeOrigin, Fault, Repo, WebFile, git_sha1
 from tickertape.plugins import AnySource, Manifest, ModelSpec, OriginBusy, OriginChanged, OriginError, StartupError
 from tickertape.plugins.sources.directory import DirectorySource
@@ -368,3 +372,26 @@ def test_uris(uri: str, model: HubModel, pinned: bool) -> None:
 def test_one_copy_of_the_weights_is_taken(origin: FakeOrigin, files: list[str], uri: str, chosen: list[str]) -> None:
     origin.hub["org/tiny"] = Repo(dict.fromkeys(files, b"x"))
     assert [entry.path for entry in resolved(origin, uri).files] == chosen
+
+
+ASKING = """
+import sys
+from tickertape.plugins.sources.hf import HubSource
+source = HubSource()
+manifest = source.resolve("hf://org/tiny")
+origin = source.open(manifest)
+assert sum(len(piece) for piece in origin.read(manifest.files[0], 0, None)) == manifest.files[0].size_bytes
+origin.close()
+"""
+
+
+def test_the_hub_hears_nothing_but_what_is_wanted(origin: FakeOrigin, tmp_path: Path) -> None:
+    """In a process of its own: the library looks at its environment once, and asks some things once a day."""
+    environment = {name: value for name, value in os.environ.items() if "TELEMETRY" not in name}
+    environment |= {"HF_ENDPOINT": origin.url, "HF_HOME": str(tmp_path), "AI_AGENT": "robot"}
+    subprocess.run([sys.executable, "-c", ASKING], env=environment, check=True, timeout=60)
+    assert [seen.path.partition("/resolve/")[0] for seen in origin.requests] == ["/api/models/org/tiny", "/org/tiny"]
+    for seen in origin.requests:
+        named = [part.partition("/")[0] for part in seen.headers["user-agent"].split("; ")]
+        assert named == ["tickertape", "hf_hub", "python"]
+    assert f"tickertape/{tickertape.__version__}" in origin.requests[0].headers["user-agent"]
