@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 from urllib.parse import unquote, urljoin, urlsplit
@@ -32,10 +32,12 @@ class HttpClient:
     """Asks once: whoever calls decides about trying again. Any number of threads ask at once.
 
     A server that sends no byte for `stall_s` has failed. The certificates trusted are the system's and certifi's.
+    `plain` says of a host whether a redirect without TLS may lead to it; from TLS none may.
     """
 
-    def __init__(self, stall_s: float = STALL_S) -> None:
+    def __init__(self, stall_s: float = STALL_S, plain: Callable[[str], bool] = lambda _: True) -> None:
         self._stall_s = stall_s
+        self._plain = plain
         self._timeout = urllib3.Timeout(connect=min(_CONNECT_S, stall_s), read=stall_s)
         self._proxies = getproxies()
         self._managers: dict[tuple[str | None, bool], urllib3.PoolManager] = {}  # by proxy, and whether for TLS
@@ -50,7 +52,7 @@ class HttpClient:
         origin (scheme, host, port) of `url` and to no other. Give every answer to `done`.
 
         Raises OriginError when no answer comes, StartupError for what will not pass: CertificateRejected,
-        UnsupportedProxy, UnexpectedAnswer (a redirect that leads nowhere, or from TLS to none).
+        UnsupportedProxy, UnexpectedAnswer (a redirect that leads nowhere, or to where TLS would be needed).
         """
         home = origin_of(url)
         for _ in range(_MAX_REDIRECTS):
@@ -59,7 +61,7 @@ class HttpClient:
             if not target:
                 return answer, url
             self.done(answer, drain=_is_small(answer))
-            url = _followed(url, target)
+            url = _followed(url, target, self._plain)
         raise StartupError(f"{shown(url)}: redirects again and again", code="UnexpectedAnswer")
 
     def read(self, answer: urllib3.BaseHTTPResponse, max_bytes: int, what: str) -> bytes:
@@ -148,7 +150,7 @@ def origin_of(url: str) -> tuple[str, str, int | None]:
     return parts.scheme, parts.hostname or "", parts.port or _PORTS.get(parts.scheme)
 
 
-def _followed(url: str, target: str) -> str:
+def _followed(url: str, target: str, plain: Callable[[str], bool]) -> str:
     """Where a redirect leads. Raises StartupError."""
     try:
         followed = urljoin(url, target)
@@ -159,6 +161,8 @@ def _followed(url: str, target: str) -> str:
         raise StartupError(f"{shown(url)}: redirects to what is no http address", code="UnexpectedAnswer")
     if scheme == "http" and urlsplit(url).scheme == "https":
         raise StartupError(f"{shown(url)}: redirects away from https", code="UnexpectedAnswer")
+    if scheme == "http" and not plain(host):
+        raise StartupError(f"{shown(url)}: redirects to another host without https", code="UnexpectedAnswer")
     return followed
 
 

@@ -1,7 +1,8 @@
 """Weights behind a URL: one .safetensors or .gguf file, or a directory that has a manifest.json.
 
 `https://` is taken from anywhere. `http://` is taken from this machine, and from elsewhere where the URL ends with
-`#sha256=DIGEST` of the GGUF file or the manifest.json, so that nobody on the way can change what is served.
+`#sha256=DIGEST` of the GGUF file or the manifest.json, so that nobody on the way can change what is served. The same
+goes for where redirects lead, and none leads from https to http.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class HttpsSource:
             address = Address.read(uri)
         except StartupError:
             return False
-        return address.sha256 is not None and not address.file.endswith(".safetensors")
+        return address.is_checked
 
     def resolve(self, uri: str) -> Manifest:
         """Asks for a byte of each file, or for the manifest.json. Raises StartupError: UnsupportedSource, PickleOnly,
@@ -51,7 +52,7 @@ class HttpsSource:
         from tickertape.plugins.sources.https_listing import list_files
 
         address = Address.read(uri)
-        client = HttpClient(self._stall_s)
+        client = HttpClient(self._stall_s, address.may_be_plain)
         try:
             revision, entries = list_files(client, address)
         finally:
@@ -67,7 +68,7 @@ class HttpsSource:
         def find(entry: FileEntry) -> Place:
             return Place(address.url(entry.path), address.private)
 
-        return HttpOrigin(HttpClient(self._stall_s), find)
+        return HttpOrigin(HttpClient(self._stall_s, address.may_be_plain), find)
 
 
 class Address:
@@ -100,14 +101,22 @@ class Address:
         address = cls(parts, digest[1] if digest is not None else None)
         if address.file.endswith(PICKLES):
             raise StartupError(f"{where}: pickled weights are never read; convert to safetensors", code="PickleOnly")
-        checked = address.sha256 is not None and not address.file.endswith(".safetensors")
-        if parts.scheme == "http" and not checked and not _is_here(parts.hostname):
+        if parts.scheme == "http" and not address.may_be_plain(parts.hostname):
             raise StartupError(
                 f"{where}: http:// is for this machine; use https://, or name the #sha256= of a GGUF file or of a "
                 "directory's manifest.json",
                 code="UnsupportedSource",
             )
         return address
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the URL has the digest of all there is."""
+        return self.sha256 is not None and not self.file.endswith(".safetensors")
+
+    def may_be_plain(self, host: str) -> bool:
+        """Whether files may come from there without TLS, by this URL or by a redirect."""
+        return self.is_checked or _is_here(host)
 
     def url(self, path: str) -> str:
         """Where the file `path` of the model lies. What the URL carries as a query goes along: it may be a token."""

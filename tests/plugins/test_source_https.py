@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
 
@@ -411,6 +412,32 @@ def test_a_redirect_that_leads_nowhere_is_said_in_one_line(origin: FakeOrigin, t
     said = refusal(f"{origin.url}/m/x.gguf?sig=secret")
     assert said.code == "UnexpectedAnswer"
     assert "secret" not in said.message
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_redirect_leaves_this_machine_without_https_only_for_what_a_digest_pins(
+    origin: FakeOrigin, monkeypatch: pytest.MonkeyPatch, is_pinned: bool
+) -> None:
+    """The fake server, as a proxy, answers for any other host."""
+    monkeypatch.setenv("http_proxy", origin.url)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    url = f"{origin.url}/m/x.gguf" + (f"#sha256={hashlib.sha256(WEIGHTS).hexdigest()}" if is_pinned else "")
+    away = Fault("/m/x.gguf", status=307, headers={"Location": "http://models.example/m/x.gguf"})
+    with opened(url) as (manifest, reading):
+        origin.order(away)
+        if is_pinned:
+            assert read(reading, manifest.files[0], 5, 10) == WEIGHTS[5:10]
+            assert origin.requests[-1].headers["host"] == "models.example"
+            return
+        with pytest.raises(StartupError, match="to another host without https") as caught:
+            read(reading, manifest.files[0], 5, 10)
+        assert caught.value.code == "UnexpectedAnswer"
+        origin.order(replace(away, times=1))
+        assert refusal(url).code == "UnexpectedAnswer"
+        here = origin.url.replace("127.0.0.1", "localhost")
+        origin.order(replace(away, times=1, headers={"Location": f"{here}/m/x.gguf"}))
+        assert read(reading, manifest.files[0], 5, 10) == WEIGHTS[5:10]
+        assert not any(seen.headers["host"] == "models.example" for seen in origin.requests)
 
 
 def test_a_proxy_of_the_environment_is_used_and_no_proxy_is_obeyed(
