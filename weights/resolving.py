@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from tickertape.core.errors import OriginBusy, OriginError, StartupError
@@ -12,7 +13,7 @@ from tickertape.core.ports import Progress
 from tickertape.core.sources import Manifest, RangedSource
 from tickertape.weights.fetch.backoff import Backoff, after
 from tickertape.weights.fetch.fetching import Fetching
-from tickertape.weights.fetch.waiting import wait_until
+from tickertape.weights.fetch.waiting import answer_within, wait_until
 from tickertape.weights.refs import Refs
 from tickertape.weights.store import Recipe, Snapshot, Store
 from tickertape.weights.uris import public
@@ -20,6 +21,7 @@ from tickertape.weights.uris import public
 __all__ = ["Resolving", "fetched_by"]
 
 _MOST_TRIES: Final = 6
+_ANSWER_S: Final = 120.0
 _SLOT_PATIENCE_S: Final = 5.0
 """For a slot to ask under: a moment's work, unless its holder is fetching for a long time."""
 
@@ -75,7 +77,7 @@ class Resolving:
             )
             return known[0]
         try:
-            return self._source.resolve(self._uri)
+            return self._answer()
         except StartupError as error:
             self._note(error)
             _log.warning("%s; going on with what is here of %s", error.message, public(self._uri))
@@ -119,13 +121,20 @@ class Resolving:
                 self._wait(clock.now() + slots.retry_s * (1 + self._with.rng()), "slot", slots.trouble or "")
         self._report(Progress("plan", 0, 0, source="origin"))
         try:
-            return self._source.resolve(self._uri)
+            return self._answer()
         except OriginError as error:
             self._note(error)
             raise
         finally:
             if slot is not None:
                 slot.release()
+
+    def _answer(self) -> Manifest:
+        """A host may send a byte now and then for ever, and is heard out only so long."""
+        stage = Progress("plan", 0, 0, source="origin")
+        source, uri = self._source, self._uri
+        tell = partial(self._report, stage)
+        return answer_within(_ANSWER_S, lambda: source.resolve(uri), self._with.clock, tell, public(uri))
 
     def _give_up_at(self) -> float:
         """Spread, since many may wait for the same slot."""

@@ -24,7 +24,7 @@ from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import OriginBusy, OriginChanged, OriginError, StartupError
 from tickertape.core.messages import FetchOptions
 from tickertape.core.ports import Progress
-from tickertape.core.sources import FileEntry
+from tickertape.core.sources import FileEntry, Manifest
 from tickertape.testing.tokenizers import byte_level_tokenizer
 from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.ledger import Ledger
@@ -54,8 +54,10 @@ def model(**more: bytes) -> dict[str, bytes]:
 class Site:
     """A source, a store and what a fetch works with."""
 
-    def __init__(self, root: Path, files: dict[str, bytes] | None = None, **options: Any) -> None:
-        self.source = MemorySource(files if files is not None else model())
+    def __init__(
+        self, root: Path, files: dict[str, bytes] | None = None, source: MemorySource | None = None, **options: Any
+    ) -> None:
+        self.source = source or MemorySource(files if files is not None else model())
         ledger = Ledger()
         self.store = Store(root, ledger)
         self.slots = ScriptedSlots(self.source.clock)
@@ -70,9 +72,8 @@ class Site:
 
     def get(self, uri: str = "mem://org/tiny", **more: Any) -> ModelSpec:
         sources = {"mem": self.source}
-        return materialize(
-            uri, store=self.store, sources=sources, report=lambda _: None, fetching=self.fetching, **more
-        )
+        more.setdefault("report", lambda _: None)
+        return materialize(uri, store=self.store, sources=sources, fetching=self.fetching, **more)
 
     def refusal(self, **more: Any) -> StartupError:
         with pytest.raises(StartupError) as caught:
@@ -226,6 +227,47 @@ def test_a_name_is_asked_for_without_a_slot_only_while_the_origin_is_content(
     site.slots.is_throttled = is_throttled
     check(site.get())
     assert asked_s <= site.source.resolved_at[0] - began <= asked_s + 10.0
+    assert not site.slots.held
+
+
+class Dripping(MemorySource):
+    """Does not come to the end of its answer for the first `num_drips` times."""
+
+    num_drips = 0
+
+    def resolve(self, uri: str) -> Manifest:
+        if len(self.resolved_at) >= self.num_drips:
+            return super().resolve(uri)
+        self.resolved_at.append(self.clock.now())
+        self.clock.advance_to(self.clock.now() + 120.0)
+        self.hung_up.wait(20)
+        raise OriginError("its process ended")
+
+    def __init__(self) -> None:
+        super().__init__(model())
+        self.hung_up = threading.Event()
+
+
+@pytest.fixture
+def dripping() -> Iterator[Dripping]:
+    source = Dripping()
+    yield source
+    source.hung_up.set()
+
+
+def test_an_answer_that_does_not_end_is_not_waited_for(root: Path, dripping: Dripping) -> None:
+    site = Site(root, source=dripping)
+    dripping.num_drips = 1
+    check(site.get())
+    first, second = dripping.resolved_at
+    assert 120.0 <= second - first < 130.0
+    dripping.num_drips = 99
+    check(site.get())  # what is here will do
+    assert len(dripping.resolved_at) == 3
+    told: list[Progress] = []
+    message = site.refusal(uri="mem://org/other", report=told.append).message
+    assert message == "mem://org/other: no whole answer in 120 s"
+    assert {stage.stage for stage in told} >= {"plan"}
     assert not site.slots.held
 
 
