@@ -107,7 +107,7 @@ def _fetch(fetch: Fetch, link: Link[ToFetcher], front: _Front) -> None:
         pulse.report(progress)
 
     ledger = Ledger()
-    store = Store(Path(fetch.store), ledger)
+    store = Store(Path(fetch.store), ledger, report)
     plugins = Plugins.load(**fetch.plugins, process="fetcher")
     with ExitStack() as stack:
         stack.callback(plugins.shutdown)

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from tickertape.core.ports import Progress
 from tickertape.weights.files import fsync_directory, fsync_file, write_atomically
 from tickertape.weights.holds import Holds
 from tickertape.weights.ledger import Ledger
@@ -81,19 +82,30 @@ class _Meta(Struct, frozen=True):
     chunk_sha256: tuple[str, ...] = ()  # once somebody wanted to know
 
     def matches(self, stat: os.stat_result) -> bool:
-        seen = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-        return seen == (self.size, self.mtime_ns, self.ctime_ns, self.ino)
+        return _look(stat) == (self.size, self.mtime_ns, self.ctime_ns, self.ino)
 
 
 class Objects:
     """The objects of a store. Each is written once, verified, synced, made read-only and renamed into place; it is
-    never written again, so whoever has it mapped is safe. Reading needs no write access."""
+    never written again, so whoever has it mapped is safe. Reading needs no write access.
 
-    def __init__(self, root: Path, holds: Holds | None = None, ledger: Ledger | None = None) -> None:
+    `report` hears of stage "verify" while an object is hashed again, from the thread that wants to know whether it is
+    intact; what it raises passes through.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        holds: Holds | None = None,
+        ledger: Ledger | None = None,
+        report: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
         self._objects = root / "objects"
         self._meta = root / "meta"
         self._holds = holds or Holds(root)
         self._ledger = ledger or Ledger()
+        self._report = report
+        self._hashed: dict[str, tuple[int, ...]] = {}  # how it looked then: where that cannot be noted
 
     def path(self, sha256: str) -> Path:
         """Where the object lies, or would."""
@@ -105,20 +117,20 @@ class Objects:
 
     def intact(self, sha256: str) -> bool:
         """Whether the object is there and is what its name says. Hashes only when the file is not as it was when it
-        was last verified; remembers the result where the store can be written to."""
+        was last verified; remembers the result, and for others where the store can be written to."""
         path = self.path(sha256)
         try:
             before = path.stat()
-            known = self._read_meta(sha256)
-            if known is not None and known.matches(before):
-                return True
-            whole = digest_file(path) == sha256
-            self._ledger.count("num_hashed_bytes", before.st_size)
         except OSError:
             return False
-        if whole and os.access(self._meta.parent, os.W_OK):
-            with suppress(OSError):  # a full disk is no reason not to serve what is on it
-                self.note_verified(sha256, before)
+        if self._is_verified(sha256, before):
+            return True
+        whole = self._digest(path, before.st_size) == sha256
+        if whole:
+            self._hashed[sha256] = _look(before)
+            if os.access(self._meta.parent, os.W_OK):
+                with suppress(OSError):  # a full disk is no reason not to serve what is on it
+                    self.note_verified(sha256, before)
         return whole
 
     def hold(self, sha256: str) -> bool:
@@ -158,13 +170,14 @@ class Objects:
 
     def verified(self) -> Iterator[tuple[str, int]]:
         """(sha256, size in bytes) of every object that is as it was when last verified. Hashes nothing."""
+        noted: list[str] = []
         with suppress(FileNotFoundError):
-            for file in os.listdir(self._meta):
-                sha256, _, suffix = file.partition(".")
-                if suffix == "json" and (known := self._read_meta(sha256)) is not None:
-                    with suppress(OSError):
-                        if known.matches(self.path(sha256).stat()):
-                            yield sha256, known.size
+            noted = [name.removesuffix(".json") for name in os.listdir(self._meta) if name.endswith(".json")]
+        for sha256 in {*noted, *self._hashed}:
+            with suppress(OSError):
+                stat = self.path(sha256).stat()
+                if self._is_verified(sha256, stat):
+                    yield sha256, stat.st_size
 
     def open_verified(self, sha256: str) -> int | None:
         """A descriptor to read an object by, which the caller closes; None unless it is as it was when last verified.
@@ -173,8 +186,7 @@ class Objects:
             fd = os.open(self.path(sha256), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
-        known = self._read_meta(sha256)
-        if known is not None and known.matches(os.fstat(fd)):
+        if self._is_verified(sha256, os.fstat(fd)):
             return fd
         os.close(fd)
         return None
@@ -184,6 +196,27 @@ class Objects:
         known = self._read_meta(sha256)
         return known.chunk_sha256 if known is not None else ()
 
+    def _is_verified(self, sha256: str, stat: os.stat_result) -> bool:
+        if self._hashed.get(sha256) == _look(stat):
+            return True
+        known = self._read_meta(sha256)
+        return known is not None and known.matches(stat)
+
+    def _digest(self, path: Path, size_bytes: int) -> str | None:
+        """None when it cannot be read."""
+        digest, done, pieces = hashlib.sha256(), 0, _pieces(path)
+        while True:
+            self._report(Progress("verify", done, max(done, size_bytes), detail="what is in the store"))
+            try:
+                piece = next(pieces, b"")
+            except OSError:
+                return None
+            if not piece:
+                return digest.hexdigest()
+            digest.update(piece)
+            done += len(piece)
+            self._ledger.count("num_hashed_bytes", len(piece))
+
     def _write_meta(self, sha256: str, meta: _Meta) -> None:
         write_atomically(self.meta_path(sha256), msgspec.json.encode(meta))
 
@@ -192,3 +225,13 @@ class Objects:
             return msgspec.json.decode(self.meta_path(sha256).read_bytes(), type=_Meta)
         except (OSError, msgspec.DecodeError):
             return None
+
+
+def _look(stat: os.stat_result) -> tuple[int, ...]:
+    return (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(_CHUNK_BYTES):
+            yield piece

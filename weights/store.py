@@ -25,6 +25,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from tickertape.core.ports import Progress
 from tickertape.core.sources import FileEntry
 from tickertape.weights.files import fsync_directory, write_atomically
 from tickertape.weights.holds import Holds, claim
@@ -84,13 +85,15 @@ class Store:
     What was found or published is held until `close`, or the end of the process: nobody collects it.
 
     Writing methods raise OSError; `tickertape.weights.files.unwritable` words it. `ledger` counts the bytes hashed to
-    see whether an object is intact.
+    see whether an object is intact, and `report` hears of it: that may take minutes. What it raises passes through.
     """
 
-    def __init__(self, root: Path, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self, root: Path, ledger: Ledger | None = None, report: Callable[[Progress], None] = lambda _: None
+    ) -> None:
         self.root = root.absolute()  # at once: the working directory may change under us
         self.holds = Holds(self.root)
-        self.objects = Objects(self.root, self.holds, ledger)
+        self.objects = Objects(self.root, self.holds, ledger, report)
 
     def find(self, recipe: Recipe) -> Snapshot | None:
         """The snapshot for `recipe` if it is there, whole, and every object is intact. It is held then."""

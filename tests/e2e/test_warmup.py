@@ -152,6 +152,20 @@ def test_the_probes_show_how_a_fetch_gets_on(serve_slowly: Serve, slow: Path) ->
     assert figures(server)['tickertape_warmup_state{model="tiny",state="ready"}'] == 1
 
 
+def test_a_store_that_was_copied_is_hashed_once_and_says_so(serve_slowly: Serve, slow: Path) -> None:
+    """An image, a restored volume: other inodes than were noted. It may take minutes, which must count as progress."""
+    (slow / "orders").write_text("go")
+    first = serve_slowly().until_ready()
+    first.kill()
+    objects = [path for path in (slow / "store" / "objects").glob("??/*") if path.is_file()]
+    for path in objects:
+        os.utime(path, (1, 1))
+    server = serve_slowly().until_ready()
+    hashed = figures(server)["tickertape_warmup_hashed_bytes_total"]
+    assert hashed == sum(path.stat().st_size for path in objects)
+    assert "tiny: verify" in server.stderr()
+
+
 def test_what_will_not_pass_is_said_and_the_server_stays_for_it(serve_slowly: Serve, slow: Path) -> None:
     """No exit loop: whoever restarts what ends would only ask the origin again."""
     log = slow / "termination-log"

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from tickertape.core.errors import StartupError
+from tickertape.core.ports import Progress
 from tickertape.core.sources import FileEntry
 from tickertape.weights.files import unwritable, write_atomically
+from tickertape.weights.ledger import Ledger
 from tickertape.weights.objects import DigestWriter, Objects
 from tickertape.weights.sink import StoreSink
 from tickertape.weights.store import Recipe, Snapshot, Store
@@ -81,13 +83,14 @@ def test_without_symbolic_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(os, "symlink", no_links)
     if not hard_links:
         monkeypatch.setattr(os, "link", no_links)
-    store = Store(tmp_path)
+    ledger = Ledger()
+    store = Store(tmp_path, ledger)
     snapshot = fill(store, {"a": b"one"})
     assert not (snapshot.path / "a").is_symlink()
     assert (snapshot.path / "a").read_bytes() == b"one"
     assert (snapshot.path / "a").samefile(store.objects.path(digest(b"one"))) is hard_links
-    monkeypatch.setattr("tickertape.weights.objects.digest_file", no_links)  # a new link is no reason to hash again
     assert store.find(RECIPE) == snapshot
+    assert ledger.counts().num_hashed_bytes == 0  # a new link is no reason to hash again
 
 
 def test_equal_files_are_one_object(tmp_path: Path) -> None:
@@ -128,18 +131,53 @@ def test_a_link_that_leads_elsewhere_is_made_anew(tmp_path: Path) -> None:
         assert (fill(Store(store.root), {"file": b"one", "other": b"two"}).path / "file").read_bytes() == b"one"
 
 
+def full(path: Path, data: bytes) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_store_that_was_copied_onto_a_full_disk_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files have other inodes than were noted: they are hashed, and that cannot be noted."""
+    """Its files have other inodes than were noted: they are hashed, and that cannot be noted. Once is enough for a
+    process all the same, and for what it gives to peers."""
     fill(Store(tmp_path / "store"), {"file": b"one"})
     shutil.copytree(tmp_path / "store", tmp_path / "copy", symlinks=True)
-
-    def full(path: Path, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     monkeypatch.setattr("tickertape.weights.objects.write_atomically", full)
-    snapshot = Store(tmp_path / "copy").find(RECIPE)
+    ledger = Ledger()
+    store = Store(tmp_path / "copy", ledger)
+    assert store.objects.open_verified(digest(b"one")) is None
+    assert dict(store.objects.verified()) == {}
+    snapshot = store.find(RECIPE)
     assert snapshot is not None
     assert (snapshot.path / "file").read_bytes() == b"one"
+    assert store.find(RECIPE) == snapshot
+    assert ledger.counts().num_hashed_bytes == 3
+    assert dict(store.objects.verified()) == {digest(b"one"): 3}
+    fd = store.objects.open_verified(digest(b"one"))
+    assert fd is not None
+    os.close(fd)
+    touch(store.objects.path(digest(b"one")))
+    assert dict(store.objects.verified()) == {}
+    assert store.find(RECIPE) == snapshot
+    assert ledger.counts().num_hashed_bytes == 6
+
+
+def test_hashing_what_is_there_is_told_and_may_be_broken_off(tmp_path: Path) -> None:
+    content = bytes(9 << 20)
+    fill(Store(tmp_path), {"file": content})
+    path = Store(tmp_path).objects.path(digest(content))
+    touch(path)
+
+    def gone(_: Progress) -> None:
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):  # an OSError that does not say that the file is bad
+        Store(tmp_path, report=gone).find(RECIPE)
+    told: list[Progress] = []
+    assert Store(tmp_path, report=told.append).find(RECIPE)
+    assert {(step.stage, step.total) for step in told} == {("verify", 9 << 20)}
+    assert [step.done for step in told] == [0, 4 << 20, 8 << 20, 9 << 20]
+    told.clear()
+    assert Store(tmp_path, report=told.append).find(RECIPE)
+    assert not told
 
 
 def overwrite(path: Path) -> None:
@@ -166,28 +204,22 @@ def test_a_damaged_object_is_not_served_and_is_replaced(tmp_path: Path, harm: Ca
     mapped.close()
 
 
-def test_an_object_is_hashed_again_only_when_it_looks_different(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = Store(tmp_path)
-    fill(store, {"a": b"one"})
-    hashed: list[Path] = []
-    original = __import__("tickertape.weights.objects", fromlist=["digest_file"]).digest_file
+def test_an_object_is_hashed_again_only_when_it_looks_different(tmp_path: Path) -> None:
+    fill(Store(tmp_path), {"a": b"one"})
 
-    def counting(path: Path) -> str:
-        hashed.append(path)
-        return str(original(path))
+    def num_hashed() -> int:
+        """By a process that starts now."""
+        ledger = Ledger()
+        assert Store(tmp_path, ledger).find(RECIPE)
+        return ledger.counts().num_hashed_bytes
 
-    monkeypatch.setattr("tickertape.weights.objects.digest_file", counting)
-    assert store.find(RECIPE)
-    assert not hashed
-    touch(store.objects.path(digest(b"one")))
-    assert store.find(RECIPE)
-    assert store.find(RECIPE)
-    assert len(hashed) == 1
-    (store.root / "meta" / f"{digest(b'one')}.json").write_bytes(b"{")
-    assert store.find(RECIPE)
-    assert len(hashed) == 2
+    assert num_hashed() == 0
+    touch(tmp_path / "objects" / digest(b"one")[:2] / digest(b"one"))
+    assert num_hashed() == 3
+    assert num_hashed() == 0
+    (tmp_path / "meta" / f"{digest(b'one')}.json").write_bytes(b"{")
+    assert num_hashed() == 3
+    assert num_hashed() == 0
 
 
 @pytest.mark.parametrize("name", ["derived", "snapshots"])

@@ -59,8 +59,8 @@ def pull(as_json: bool, **values: Any) -> None:
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: slots are given back
     ledger = Ledger()
-    store = Store(Path(fetch.store), ledger)
     view = ProgressBars(sys.stderr) if sys.stderr.isatty() else ProgressLog(time.monotonic)
+    store = Store(Path(fetch.store), ledger, partial(view.show, "store"))
     brought: list[dict[str, Any]] = []
     try:
         plugins = Plugins.load(**fetch.plugins, process="fetcher")
