@@ -269,8 +269,11 @@ def test_a_lost_slot_closes_what_is_open_and_the_fetch_goes_on_under_another(roo
 
 def test_waiting_for_a_slot_is_no_reason_to_give_up(root: Path) -> None:
     rig = Rig(root, MODEL, options=FetchOptions(fetch_patience_s=20.0), free_at=1000.0 + 500)
+    waited_s: list[float] = []
+    rig.report = lambda _: waited_s.append(rig.fetching.ledger.counts().slot_wait_s)
     rig.run()
     assert rig.origin.requests[0][3] >= 1500
+    assert any(200 < seconds < 300 for seconds in waited_s)  # it is told while it lasts
     assert "slot" in {stage.stage for stage in rig.stages}
     assert all(later - earlier >= rig.slots.retry_s * 0.99 for earlier, later in zip(
         rig.slots.asked, rig.slots.asked[1:], strict=False))  # fmt: skip
@@ -541,6 +544,10 @@ def test_what_the_store_has_is_not_fetched(root: Path) -> None:
     rig.run()
     assert rig.origin.sent_bytes == TOTAL - len(MODEL["a.safetensors"])
     assert rig.fetching.ledger.counts().num_cache_hits == 1
+    again = rig.again()
+    again.stages.clear()
+    again.run()
+    assert {stage.stage for stage in again.stages} == {"verify"}  # and nobody else is said to be at it
 
 
 def test_a_size_that_is_not_known_is_refused(root: Path) -> None:

@@ -65,7 +65,7 @@ class Fetch:
         self._hashing = Hashing(state, fetching, self._crew)
         self._patience = Patience(fetching.options.fetch_patience_s, clock)
         self._look_at = self._ask_at = self._slot_at = float("-inf")
-        self._slot_since: float | None = None
+        self._slot_since: float | None = None  # since when the wait for one is not counted yet
         self._seen_bytes = 0
 
     def run(self) -> dict[str, str]:
@@ -171,7 +171,9 @@ class Fetch:
         if not needed:
             self._slot_since = None
             return
-        self._slot_since = now if self._slot_since is None else self._slot_since
+        if self._slot_since is not None and gate.cooling_s <= 0:
+            self._with.ledger.waited(now - self._slot_since)
+        self._slot_since = now
         if now < self._slot_at or gate.cooling_s > 0 or not may_acquire:
             return
         if (pause_s := slots.cooldown_s()) > 0:
@@ -181,7 +183,6 @@ class Fetch:
         got = slots.acquire()
         self._slot_at = now + slots.retry_s * (1 + 0.1 * self._with.rng())
         if got is not None:
-            self._with.ledger.waited(now - self._slot_since)
             with self._state.lock:
                 gate.slot = got
 
@@ -218,9 +219,10 @@ class Fetch:
             return "download", "origin", ""
         if self._state.num_from_peers:
             return "peer", "peer", ""
-        if self._hashing.is_busy():
+        missing = [file for file in self._files if not file.is_done]
+        if self._hashing.is_busy() or not missing:
             return "verify", "", ""
-        if all(file.is_done or file.partial is None for file in self._files):
+        if all(file.partial is None for file in missing):
             return "wait", "", "another process of this node is fetching"
         if not self._choice.needs_origin(self._with.clock.now()):
             return "peer", "peer", trouble.message if trouble else ""
