@@ -54,6 +54,10 @@ def unwritable(error: OSError, doing: str) -> StartupError:
 
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StartupError(f"no space left in the weights store while {doing}", code="NoSpace")
+    where = f": {error.filename}" if error.filename else ""
+    why = error.strerror or str(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return StartupError(f"the weights store is read-only and incomplete: {doing} failed", code="ReadOnlyStore")
-    return StartupError(f"the weights store failed while {doing}: {error.strerror}", code="StoreFailed")
+        return StartupError(
+            f"the weights store is read-only and incomplete: {doing} failed ({why.lower()}{where})", code="ReadOnlyStore"
+        )
+    return StartupError(f"the weights store failed while {doing}: {why}{where}", code="StoreFailed")

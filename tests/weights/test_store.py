@@ -277,6 +277,13 @@ def test_why_a_store_could_not_be_written(number: int, code: str) -> None:
     assert "fetching" in error.message
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO])
+def test_what_could_not_be_written_is_named(number: int) -> None:
+    error = unwritable(OSError(number, os.strerror(number), "/store/partial/x/lock"), "fetching")
+    assert os.strerror(number).lower() in error.message.lower()
+    assert "/store/partial/x/lock" in error.message
+
+
 def sink_of(tmp_path: Path) -> StoreSink:
     (tmp_path / "work").mkdir(exist_ok=True)
     return StoreSink(Objects(tmp_path), tmp_path / "work")
