@@ -16,6 +16,7 @@ from tickertape.weights.derive import obtained
 from tickertape.weights.fetch.backoff import Backoff
 from tickertape.weights.fetch.fetch import Fetch
 from tickertape.weights.fetch.fetching import Fetching
+from tickertape.weights.fetch.incoming import discard_partials
 from tickertape.weights.fetch.waiting import wait_until
 from tickertape.weights.files import unwritable
 from tickertape.weights.objects import is_sha256
@@ -50,15 +51,19 @@ class RangedFiles:
 
     def obtain(self, arriving: Arriving | None = None) -> Snapshot:
         """Raises StartupError in one line, also when the origin says again and again that its files have changed, and
-        not a byte comes in between."""
+        nothing that stays of use comes in between."""
         backoff, num_moves, num_bytes = Backoff(self._with.rng, shortest_s=0.5), 0, self._num_bytes()
+        outdated: Manifest | None = None
         while True:
             manifest = self._resolving.manifest()
+            if outdated is not None:
+                discard_partials(self._store, outdated, manifest)
             try:
                 snapshot = self._obtained(manifest, arriving)
             except OriginChanged as error:
                 came, num_bytes = self._num_bytes() > num_bytes, self._num_bytes()
-                num_moves = 1 if came else num_moves + 1
+                num_moves = 1 if came and _has_digests(manifest) else num_moves + 1
+                outdated = manifest
                 if num_moves >= _MOST_MOVES:
                     raise
                 _log.warning("%s; planning anew", error.message)
@@ -100,6 +105,11 @@ class RangedFiles:
 
     def _num_bytes(self) -> int:
         return sum(self._with.ledger.counts().num_bytes.values())
+
+
+def _has_digests(manifest: Manifest) -> bool:
+    """Whether what has come may be used for another state of the files, too."""
+    return all(entry.sha256 is not None or entry.git_sha1 is not None for entry in manifest.files)
 
 
 def _check(manifest: Manifest) -> None:

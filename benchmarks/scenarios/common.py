@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
+import trustme
 from msgspec import Struct
 
 from tests.sim.files import Commit, read_commit
@@ -20,6 +23,7 @@ __all__ = ["MODEL", "REPO", "BusyShare", "Scale", "Site", "hub_probes", "probes"
 
 REPO: Final = "org/model"
 MODEL: Final = f"hf://{REPO}"
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _USUAL_BUDGET_S: Final = 615.0  # 15 s of delay, then 60 probes of 10 s
 
 
@@ -58,13 +62,19 @@ class Site(Struct, frozen=True):
         common += ["--peer-token", "of-the-simulation", "--store-reserve-bytes", "0"]
         return [self.pod(node, number, *common, *flags) for node, number in places]
 
-    def pod(self, node: Node, number: int, *flags: str, store: Path | None = None, token: str | None = None) -> Pod:
+    def pod(
+        self,
+        node: Node,
+        number: int,
+        *flags: str,
+        model: str = MODEL,
+        store: Path | None = None,
+        environment: Mapping[str, str] = _NOTHING,
+    ) -> Pod:
         """As a chart would start it: what cannot start stays and says why."""
         flags = ("--startup-linger-s", "inf", *flags)
-        environment = {"HF_ENDPOINT": self.origin.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
-        if token is not None:
-            environment["HF_TOKEN"] = token
-        return tickertape_pod(node, number, MODEL, *flags, store=store, environment=environment)
+        environment = {"HF_ENDPOINT": self.origin.url, **environment}
+        return tickertape_pod(node, number, model, *flags, store=store, environment=environment)
 
     def hub_pods(self) -> list[Pod]:
         return [hub_pod(node, number, REPO, endpoint=self.origin.url) for node, number in self._places()]
@@ -74,13 +84,23 @@ class Site(Struct, frozen=True):
 
 
 @contextmanager
-def site(directory: Path, scale: Scale, *, token_s: float = 0.0) -> Iterator[Site]:
+def site(
+    directory: Path,
+    scale: Scale,
+    *,
+    token_s: float = 0.0,
+    commit: Commit | None = None,
+    authority: trustme.CA | None = None,
+) -> Iterator[Site]:
+    """With a sharded model, unless there is a `commit`; https where an `authority` vouches for the origin."""
     directory.mkdir(parents=True)
-    commit = read_commit(write_sharded(directory / "model", scale.size_bytes, token_s=token_s))
-    with (
-        Nodes(scale.num_nodes, directory, link_mbps=scale.link_mbps) as nodes,
-        Origin(host=nodes.outside, bytes_s=scale.origin_bytes_s) as origin,
-    ):
+    if commit is None:
+        commit = read_commit(write_sharded(directory / "model", scale.size_bytes, token_s=token_s))
+    with Nodes(scale.num_nodes, directory, link_mbps=scale.link_mbps) as nodes, ExitStack() as stack:
+        tls = None if authority is None else ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        if authority is not None and tls is not None:
+            authority.issue_cert(nodes.outside).configure_cert(tls)
+        origin = stack.enter_context(Origin(host=nodes.outside, bytes_s=scale.origin_bytes_s, tls=tls))
         origin.add(REPO, commit)
         yield Site(scale, directory, nodes.nodes, origin, commit)
 

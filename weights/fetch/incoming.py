@@ -21,7 +21,7 @@ from tickertape.weights.partial import Partial
 from tickertape.weights.refs import Refs
 from tickertape.weights.store import Store
 
-__all__ = ["Incoming", "Phase", "incoming_files"]
+__all__ = ["Incoming", "Phase", "discard_partials", "incoming_files"]
 
 _FIRST_LOOK_BYTES: Final = 32 << 10
 """Asked for first of a weight file: the header of most shards fits."""
@@ -247,3 +247,20 @@ def incoming_files(store: Store, manifest: Manifest) -> list[Incoming]:
     for entry in manifest.files:
         grouped.setdefault(entry.sha256 or entry.git_sha1 or f"path {entry.path}", []).append(entry)
     return [Incoming(store, refs, manifest, entries) for entries in grouped.values()]
+
+
+def discard_partials(store: Store, outdated: Manifest, current: Manifest) -> None:
+    """Removes what came of files whose state nothing names any more; what another process has open stays."""
+    wanted = {_key(current, entry)[0] for entry in current.files}
+    for entry in outdated.files:
+        key, is_resumable = _key(outdated, entry)
+        directory = store.root / "partial" / key
+        is_named = entry.sha256 is not None or entry.git_sha1 is not None
+        if is_named or not is_resumable or key in wanted or entry.size_bytes is None or not directory.exists():
+            continue
+        with suppress(OSError):
+            partial = Partial.take(directory, entry.size_bytes)
+            if partial is not None and partial.exclusive:
+                partial.remove()
+            elif partial is not None:
+                partial.close()
