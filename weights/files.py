@@ -57,7 +57,6 @@ def unwritable(error: OSError, doing: str) -> StartupError:
     where = f": {error.filename}" if error.filename else ""
     why = error.strerror or str(error)
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return StartupError(
-            f"the weights store is read-only and incomplete: {doing} failed ({why.lower()}{where})", code="ReadOnlyStore"
-        )
+        problem = f"the weights store is read-only and incomplete: {doing} failed ({why.lower()}{where})"
+        return StartupError(problem, code="ReadOnlyStore")
     return StartupError(f"the weights store failed while {doing}: {why}{where}", code="StoreFailed")

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -45,7 +46,8 @@ class FileLock:
                 continue  # its folder was removed just now
             try:
                 if self._acquired(fd):
-                    note_holder(fd)
+                    with suppress(OSError):  # a full disk must not keep anybody from making room
+                        note_holder(fd)
                     self._fd, fd = fd, -1
                     return self
                 self._waiting(time.monotonic() - started)

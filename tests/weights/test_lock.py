@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -118,3 +119,15 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(tmp_path: Path, monkey
     monkeypatch.setattr(Path, "mkdir", removed_at_once)
     with FileLock(folder / "lock", give_up):
         assert calls == 2
+
+
+def test_a_full_disk_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever makes room on it takes a lock first."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    path = tmp_path / "a"
+    with FileLock(path), pytest.raises(GaveUpError), FileLock(path, give_up):
+        pass
