@@ -29,7 +29,16 @@ from tickertape.weights.holds import alone, claim, why_doubted
 from tickertape.weights.lock import FileLock
 from tickertape.weights.pins import Pins
 from tickertape.weights.store import Store
-from tickertape.weights.usage import Kept, Leftover, Usage, derived_records, last_used, locks_of, survey
+from tickertape.weights.usage import (
+    Kept,
+    Leftover,
+    Usage,
+    derived_records,
+    last_used,
+    locks_of,
+    survey,
+    weight_paths,
+)
 
 __all__ = ["Collector", "Victim", "evictable", "garbage"]
 
@@ -139,8 +148,8 @@ class Collector:
         """The bytes of the objects that went with it. None: it stays."""
         root = self._store.root
         folder = root / "snapshots" / kept.id
-        mapped = [folder / entry.path for entry in kept.files if entry.sha256 is not None]
-        with alone(root), _claimed([root / "used" / kept.id, *mapped]) as unused:
+        used_by = [root / "used" / kept.id, *weight_paths(root, kept.id, kept.files)]
+        with alone(root), _claimed(used_by) as unused:
             if not unused or last_used(root, kept.id) > kept.last_used:
                 return None
             if not kept.roots.isdisjoint(Pins(root).keys()):

@@ -17,8 +17,19 @@ from tickertape.weights.objects import is_sha256
 from tickertape.weights.pins import Pins
 from tickertape.weights.store import Derived, Recipe, Store
 
-__all__ = ["Kept", "Leftover", "Model", "Usage", "derived_records", "last_used", "locks_of", "survey"]
+__all__ = [
+    "Kept",
+    "Leftover",
+    "Model",
+    "Usage",
+    "derived_records",
+    "last_used",
+    "locks_of",
+    "survey",
+    "weight_paths",
+]
 
+_WEIGHTS: Final = (".safetensors", ".gguf")
 _SECTOR_BYTES: Final = 512  # of st_blocks, whatever the file system's own
 
 
@@ -175,11 +186,16 @@ def last_used(root: Path, id: str) -> float:
     return 0.0
 
 
+def weight_paths(root: Path, id: str, files: Iterable[FileEntry]) -> list[Path]:
+    """Where the weights of a snapshot are mapped from: its own directory, be it link or copy. Its other files are read,
+    never mapped. A fetch of another model that has them in common holds them too, and must not keep the snapshot,
+    perhaps an older revision, from making room for it."""
+    ours = (entry.path for entry in files if entry.sha256 is not None)
+    return [root / "snapshots" / id / path for path in ours if path.endswith(_WEIGHTS)]
+
+
 def _in_use(root: Path, id: str, files: Iterable[FileEntry]) -> bool:
-    if is_held(root / "used" / id):
-        return True
-    # Through the snapshot's own directory: that is where it is mapped from, link or copy.
-    return any(is_held(root / "snapshots" / id / entry.path) for entry in files if entry.sha256 is not None)
+    return is_held(root / "used" / id) or any(map(is_held, weight_paths(root, id, files)))
 
 
 def _objects(root: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -117,14 +117,14 @@ def test_what_was_made_of_a_model_goes_before_the_model_and_keeps_it_young(tmp_p
 
 @pytest.mark.parametrize("by", ["found", "published", "mapped", "pinned"])
 def test_what_is_in_use_or_pinned_stays(tmp_path: Path, by: str) -> None:
-    snapshot = fill(tmp_path, "uri", {"f": b"content"}, 99)
+    snapshot = fill(tmp_path, "uri", {"m.safetensors": b"content"}, 99)
     user, mapping = Store(tmp_path), None
     if by == "found":
         assert user.find(fetched("uri"))
     elif by == "published":
-        publish(user, fetched("uri"), {"f": b"content"})
+        publish(user, fetched("uri"), {"m.safetensors": b"content"})
     elif by == "mapped":
-        mapping = (snapshot.path / "f").open("rb")
+        mapping = (snapshot.path / "m.safetensors").open("rb")
         fcntl.flock(mapping, fcntl.LOCK_SH)
     else:
         Pins(tmp_path).add(snapshot.path.name, "uri", "1")
@@ -163,8 +163,8 @@ def test_mapped_copies_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "symlink", no_links)
     monkeypatch.setattr(os, "link", no_links)
-    snapshot = fill(tmp_path, "uri", {"f": b"content"})
-    with (snapshot.path / "f").open("rb") as mapping:
+    snapshot = fill(tmp_path, "uri", {"m.safetensors": b"content"})
+    with (snapshot.path / "m.safetensors").open("rb") as mapping:
         fcntl.flock(mapping, fcntl.LOCK_SH)
         assert collect(tmp_path) == 0
         assert snapshot.path.exists()
@@ -193,6 +193,18 @@ def test_a_lookup_holds_what_it_found(tmp_path: Path) -> None:
     assert objects(tmp_path) == {b"same"}
     going.close()
     assert collect(tmp_path) == 4
+
+
+def test_a_fetch_takes_what_it_has_in_common_from_the_revision_that_makes_room_for_it(tmp_path: Path) -> None:
+    fill(tmp_path, "old", {"tokenizer.json": b"same", "model.safetensors": b"old weights"}, 5)
+    going = Store(tmp_path)
+    assert going.objects.hold(digest(b"same"))
+    assert not survey(Store(tmp_path)).models()[0].in_use
+    assert collect(tmp_path) == 11
+    assert objects(tmp_path) == {b"same"}
+    publish(going, fetched("new"), {"tokenizer.json": b"same", "model.safetensors": b"new weights"})
+    assert going.find(fetched("new"))
+    assert objects(tmp_path) == {b"same", b"new weights"}
 
 
 def partial(root: Path, key: str, days: float) -> Path:
@@ -342,7 +354,11 @@ def test_a_store_that_cannot_be_written_to_says_so(tmp_path: Path, monkeypatch: 
     assert Store(tmp_path).find(fetched("uri"))
 
 
-CONTENTS = {name: {f"{i}": name[i].encode() * 3 for i in range(len(name))} for name in ("ab", "bc", "c", "cd", "abd")}
+W = "0.safetensors"  # the only one that is mapped
+CONTENTS = {
+    name: {f"{i}" if i else W: name[i].encode() * 3 for i in range(len(name))}
+    for name in ("ab", "bc", "c", "cd", "abd")
+}
 
 
 class Actors(RuleBasedStateMachine):
@@ -398,7 +414,7 @@ class Actors(RuleBasedStateMachine):
         if name in self.published and name not in self.mapped:
             found = Store(self.root).find(fetched(name))
             assert found is not None
-            self.mapped[name] = (found.path / "0").open("rb")
+            self.mapped[name] = (found.path / W).open("rb")
             fcntl.flock(self.mapped[name], fcntl.LOCK_SH)
 
     @precondition(lambda self: self.mapped)
@@ -427,7 +443,7 @@ class Actors(RuleBasedStateMachine):
         kept = {name for name in self.published if name in now}
         if num_bytes == NEVER:  # what is left is what must be, and what has a file that somebody holds
             in_use = set.union(self.pinned, set(self.mapped), *self.held)
-            held = {digest(CONTENTS[name]["0"]) for name in self.mapped}
+            held = {digest(CONTENTS[name][W]) for name in self.mapped}
             held = held.union(*(have for actor in self.adopted for have in actor.values()))
             may_be = {name for name in self.published if held & set(map(digest, CONTENTS[name].values()))}
             assert in_use <= kept <= in_use | may_be
@@ -456,7 +472,8 @@ from tickertape.weights.objects import DigestWriter
 from tickertape.weights.store import Recipe, Store
 
 WRITES = {"os.rename", "os.remove", "os.rmdir", "fcntl.flock"}
-MODELS = {"one": {"a": b"shared", "deep/b": b"own"}, "two": {"a": b"shared"}, "alias": {"a": b"shared"}}
+A, B = "a.safetensors", "deep/b.safetensors"
+MODELS = {"one": {A: b"shared", B: b"own"}, "two": {A: b"shared"}, "alias": {A: b"shared"}}
 root = Path(sys.argv[1])
 
 def recipe(uri):
