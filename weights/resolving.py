@@ -77,11 +77,14 @@ class Resolving:
             )
             return known[0]
         try:
-            return self._answer()
+            manifest = self._answer()
         except StartupError as error:
             self._note(error)
             _log.warning("%s; going on with what is here of %s", error.message, public(self._uri))
             return known[0]
+        if fetched_by(manifest) != fetched_by(known[0]):
+            self._store.holds.drop_used(known[1].path.name)  # it may have to make room for what comes now
+        return manifest
 
     def note(self, manifest: Manifest) -> None:
         """All of it has come."""

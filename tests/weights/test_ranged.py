@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import logging
@@ -27,10 +28,12 @@ from tickertape.core.ports import Progress
 from tickertape.core.sources import FileEntry, Manifest
 from tickertape.testing.tokenizers import byte_level_tokenizer
 from tickertape.weights.fetch.fetching import Fetching
+from tickertape.weights.gc import Collector
 from tickertape.weights.ledger import Ledger
 from tickertape.weights.mapping import MappedWeights
 from tickertape.weights.materialize import materialize
 from tickertape.weights.store import Store
+from tickertape.weights.usage import survey
 
 TENSORS = {"a": np.arange(600_000, dtype=np.float32), "b": np.arange(40_000, dtype=np.float32)}
 
@@ -105,6 +108,26 @@ def test_is_fetched_once(root: Path) -> None:
     site.source.is_pinned = True
     assert site.get() == spec
     assert len(site.source.resolved_at) == 2  # a commit cannot
+
+
+def test_a_revision_makes_room_for_the_one_that_follows_it(root: Path) -> None:
+    """On a disk that cannot have both, and by a server that found the old one first."""
+    shards = [name for name in model() if name.endswith(".safetensors")]
+    old = {name: safetensors_bytes({key: TENSORS[key] + 1}) for name, key in zip(shards, TENSORS, strict=True)}
+    first = Site(root, model(**old))
+    first.get()
+    first.store.close()
+    site, freed = Site(root), list[int]()
+    site.source.manifest = structs.replace(site.source.manifest, revision="r2")
+    site.fetching = dataclasses.replace(
+        site.fetching, make_room=lambda _: freed.append(Collector(Store(root)).collect(lambda _: False))
+    )
+    check(site.get())
+    assert freed[0] == sum(map(len, old.values()))
+    assert [found.revision for found in survey(site.store).models()] == ["r2"]
+    site.source.answers = [StartupError("nobody is there", code="FetchFailed")]
+    check(site.get())
+    assert Collector(Store(root)).collect(lambda _: False) == 0  # what is served is held as ever
 
 
 def test_without_pieces_it_takes_what_one_node_needs(root: Path) -> None:
