@@ -10,6 +10,7 @@ import os
 import random
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -168,7 +169,18 @@ def test_a_model_that_is_not_wanted_is_not_fetched(root: Path, wanted: dict[str,
 
     large = {"model-00001-of-00002.safetensors": safetensors_bytes({"a": np.zeros(9 << 20, np.float32)})}
     site = Site(root, model(**large), origin_connections=1)
+
+    def hold_bodies(number: int) -> None:
+        """However fast they are, it is asked once the headers are here."""
+        path, start, _, _ = site.source.origins[-1].requests[number]
+        deadline = time.monotonic() + 20
+        while path.endswith(".safetensors") and start > 0 and not heard:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    site.source.on_request = hold_bodies
     assert site.refusal(check=check, **wanted).message == "backend 'mine' does not do it"
+    site.source.on_request = lambda _: None
     assert heard == [("LlamaForCausalLM", "float32", True)]
     assert site.source.sent_bytes < 20 * MIB
     assert not list(root.glob("tmp/*"))
