@@ -179,10 +179,14 @@ def _written(work: Path, contents: Mapping[str, bytes]) -> dict[str, str]:
 
 def obtained(store: Store, recipe: Recipe, make: Callable[[], Snapshot], report: Report, doing: str) -> Snapshot:
     """What `recipe` gives: found, or made by exactly one process of the node."""
+
+    def waiting(waited_s: float) -> None:
+        report(Progress("wait", int(waited_s), 0, "seconds", detail=f"another process of this node is {doing}"))
+
     if (found := store.find(recipe)) is not None:
         return found
     try:
-        with store.lock(recipe, lambda waited_s: report(Progress("wait", int(waited_s), 0, "seconds"))):
+        with store.lock(recipe, waiting):
             return store.find(recipe) or make()
     except OSError as error:
         raise unwritable(error, doing) from error

@@ -18,14 +18,16 @@ from gguf import GGMLQuantizationType
 
 from tickertape.core.backend import ModelSpec
 from tickertape.core.errors import StartupError
+from tickertape.core.ports import Progress
 from tickertape.plugins.sources.directory import DirectorySource
 from tickertape.testing.tokenizers import byte_level_tokenizer
 from tickertape.weights.cast import cast_file
+from tickertape.weights.derive import obtained
 from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.gguf.convert import convert_gguf
 from tickertape.weights.mapping import MappedWeights
 from tickertape.weights.materialize import materialize
-from tickertape.weights.store import Store
+from tickertape.weights.store import Recipe, Store
 
 TYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -253,3 +255,15 @@ def test_a_conversion_takes_little_memory(ggufs: Any, tmp_path: Path) -> None:
     tracemalloc.stop()
     assert (tmp_path / "target" / "model.safetensors").stat().st_size > rows * width * 4
     assert peak_bytes < rows * width * 4 // 3
+
+
+def test_who_waits_for_another_process_says_so(tmp_path: Path) -> None:
+    recipe, told = Recipe("test", {}), list[Progress]()
+
+    def report(step: Progress) -> None:
+        told.append(step)
+        raise KeyboardInterrupt
+
+    with Store(tmp_path).lock(recipe), pytest.raises(KeyboardInterrupt):
+        obtained(Store(tmp_path), recipe, lambda: pytest.fail("made twice"), report, "casting the weights")
+    assert (told[0].stage, told[0].detail) == ("wait", "another process of this node is casting the weights")
