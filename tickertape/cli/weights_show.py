@@ -24,7 +24,7 @@ _PLURALS = {"partial": "partial downloads", "object": "files of fetches that did
 def list_models(as_json: bool, **values: Any) -> None:
     """List the models in the store, the last used first.
 
-    The size is that of everything a model has there, conversions included; what two models share counts for both.
+    Files and size are those of all that a model has there, conversions included; what two models share counts for both.
     Of a directory of your own only what was made from it is in the store.
     """
     store = open_store(values)
@@ -36,7 +36,7 @@ def list_models(as_json: bool, **values: Any) -> None:
         click.echo(model.uri)
         state = [word for word, is_so in (("in use", model.in_use), ("pinned", model.pinned)) if is_so]
         columns = (size(model.size_bytes), plural(model.num_files, "file").rjust(9), _ago(model.last_used).ljust(16))
-        rest = [*state, *([f"revision {model.revision[:40]}"] if model.revision else [])]
+        rest = [*state, *([f"revision {model.revision[:12]}"] if model.revision else [])]
         click.echo(f"{'  '.join(columns)}  {', '.join(rest)}".rstrip())
     if not models:
         click.echo(f"no models in {store.root}", err=True)
@@ -59,7 +59,7 @@ def du(as_json: bool, **values: Any) -> None:
         return
     click.echo("       own      shared  snapshot      made by")
     for model in usage.models():
-        click.echo(model.uri + (f" at {model.revision[:40]}" if model.revision else ""))
+        click.echo(model.uri + (f" at {model.revision[:12]}" if model.revision else ""))
         for kept in sorted(model.snapshots, key=lambda kept: kept.id != model.key):
             own, shared = _split(usage, kept, sharing)
             several = "" if len(kept.roots) == 1 else f", for {len(kept.roots)} models"

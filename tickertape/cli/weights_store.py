@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -30,6 +31,7 @@ __all__ = [
     "show_json",
     "size",
     "stop_with",
+    "store_at",
     "store_options",
 ]
 
@@ -57,7 +59,14 @@ def settings_of(values: dict[str, Any]) -> Settings:
 
 
 def open_store(values: dict[str, Any]) -> Store:
-    return Store(settings_of(values).store)
+    return store_at(settings_of(values).store)
+
+
+def store_at(path: Path, *more: Any) -> Store:
+    """Takes what `Store` does. Ends the process when something else is there."""
+    if path.exists() and not path.is_dir():
+        stop_with(f"not a directory: {path}")
+    return Store(path, *more)
 
 
 def chosen(usage: Usage, names: Sequence[str]) -> tuple[Model, ...]:
