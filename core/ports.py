@@ -31,7 +31,8 @@ __all__ = [
 
 class Progress(Struct, frozen=True):
     """A step of a long job: `stage` is a word (download, convert, load, warm), counts are bytes unless `unit` says.
-    `source` says where bytes come from (origin, peer), `detail` whatever else a person wants to know."""
+    `source` says where bytes come from (origin, peer), `detail` whatever else a person wants to know. `eta_s` is how
+    long the stage still takes where that is known beforehand; else the rate tells."""
 
     stage: str
     done: int
@@ -39,6 +40,7 @@ class Progress(Struct, frozen=True):
     unit: str = "bytes"
     source: str = ""
     detail: str = ""
+    eta_s: float | None = None
 
 
 class WeightSet(Protocol):

@@ -46,14 +46,16 @@ class Meter:
             self._marks.popleft()
         since, before = self._marks[0]
         rate = (done - before) / (now - since) if now > since else 0.0
-        left = progress.total - done
+        left, eta_s = progress.total - done, progress.eta_s
+        if eta_s is None and rate > 0 and left >= 0 and now - since >= _MARK_S:
+            eta_s = left / rate
         return {
             "stage": progress.stage,
             "done": done,
             "total": progress.total,
             "unit": progress.unit,
             "rate": round(rate, 1),
-            "eta_s": round(left / rate, 1) if rate > 0 and left >= 0 and now - since >= _MARK_S else None,
+            "eta_s": None if eta_s is None else round(eta_s, 1),
             "source": progress.source,
             "detail": progress.detail,
         }

@@ -105,7 +105,7 @@ class Resolving:
                 is_busy = isinstance(error, OriginBusy)
                 if clock.now() + wait_s > deadline or (num_tries >= _MOST_TRIES and not is_busy):
                     raise
-                self._wait(clock.now() + wait_s, "cooldown" if is_busy else "plan", error.message)
+                self._wait(wait_s, "cooldown" if is_busy else "plan", error.message)
 
     def _ask(self, deadline: float) -> Manifest:
         """Under a slot if one is to be had soon; always, if the origin said 429 lately: of many that start at once not
@@ -116,12 +116,14 @@ class Resolving:
             if (cooling_s := slots.cooldown_s()) > 0:
                 if clock.now() + cooling_s > deadline:
                     raise OriginBusy("the origin asks for more patience than there is", retry_after_s=cooling_s)
-                self._wait(clock.now() + cooling_s, "cooldown", "")
+                self._wait(cooling_s, "cooldown", "")
                 give_up = self._give_up_at()
             elif (slot := slots.acquire()) is not None or clock.now() >= (deadline if slots.is_throttled else give_up):
                 break
             else:
-                self._wait(clock.now() + slots.retry_s * (1 + self._with.rng()), "slot", slots.trouble or "")
+                asked_at = clock.now()
+                self._wait(slots.retry_s * (1 + self._with.rng()), "slot", slots.trouble or "")
+                self._with.ledger.waited(clock.now() - asked_at)
         self._report(Progress("plan", 0, 0, source="origin"))
         try:
             return self._answer()
@@ -136,6 +138,7 @@ class Resolving:
         """A host may send a byte now and then for ever, and is heard out only so long."""
         stage = Progress("plan", 0, 0, source="origin")
         source, uri = self._source, self._uri
+        self._with.ledger.count("num_origin_requests")
         tell = partial(self._report, stage)
         return answer_within(_ANSWER_S, lambda: source.resolve(uri), self._with.clock, tell, public(uri))
 
@@ -148,7 +151,12 @@ class Resolving:
             self._with.ledger.count("num_origin_429")
             self._with.slots.throttled(error.retry_after_s)
 
-    def _wait(self, moment: float, stage: str, detail: str) -> None:
-        wait_until(
-            moment, self._with.clock, lambda: self._report(Progress(stage, 0, 0, source="origin", detail=detail))
-        )
+    def _wait(self, seconds: float, stage: str, detail: str) -> None:
+        clock = self._with.clock
+        end = clock.now() + seconds
+
+        def tell() -> None:
+            eta_s = max(0.0, end - clock.now()) if stage == "cooldown" else None
+            self._report(Progress(stage, 0, 0, source="origin", detail=detail, eta_s=eta_s))
+
+        wait_until(end, clock, tell)

@@ -245,11 +245,18 @@ def test_with_nothing_a_refusal_is_final(root: Path, error: StartupError) -> Non
 def test_with_nothing_a_429_is_waited_out(root: Path) -> None:  # case 106
     site = Site(root)
     site.source.answers = [OriginBusy("too many requests", retry_after_s=40.0)] * 3
-    check(site.get())
+    told: list[Progress] = []
+    check(site.get(report=told.append))
     times = site.source.resolved_at
     assert all(later - earlier >= 40 for earlier, later in pairwise(times))
     assert len(times) == 4
     assert not site.slots.held
+    left_s = [progress.eta_s or 0.0 for progress in told if progress.stage == "cooldown"]
+    assert max(left_s) >= 40
+    assert 0 < min(left_s) < 1
+    counts = site.fetching.ledger.counts()
+    num_reads = sum(len(origin.requests) for origin in site.source.origins)
+    assert (counts.num_origin_429, counts.num_origin_requests) == (3, 4 + num_reads)
 
 
 @pytest.mark.parametrize(("is_throttled", "asked_s"), [(False, 5.0), (True, 300.0)])
@@ -263,6 +270,7 @@ def test_a_name_is_asked_for_without_a_slot_only_while_the_origin_is_content(
     check(site.get())
     assert asked_s <= site.source.resolved_at[0] - began <= asked_s + 10.0
     assert not site.slots.held
+    assert site.fetching.ledger.counts().slot_wait_s >= asked_s
 
 
 class Dripping(MemorySource):
