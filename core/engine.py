@@ -130,7 +130,8 @@ class PagedEngine:
             raise self._refusal
 
     async def stop(self, grace_s: float) -> None:
-        if self._thread is None:
+        thread = self._thread  # another stop may come to its end, and clear this, while this one waits
+        if thread is None:
             return
         if self._refusal is None:
             self._refusal = Unavailable("the server is shutting down", code="draining")
@@ -138,7 +139,7 @@ class PagedEngine:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         self._fail_all(Unavailable("the server is shutting down", code="draining"))
         self._driver.stop()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(thread.join)
         self._thread = None
 
     def _run(self) -> None:

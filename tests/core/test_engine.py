@@ -158,6 +158,19 @@ async def test_stop_ends_what_outlives_the_grace_with_a_reason() -> None:
             await rest
 
 
+async def test_a_stop_that_waits_may_be_overtaken_by_one_that_does_not() -> None:
+    async with Rig(SlowOracle()) as rig:
+        stream = rig.engine.generate(request(1, [2], 3000))
+        await anext(stream)
+        patient = asyncio.create_task(rig.engine.stop(60.0))
+        await asyncio.sleep(0)
+        await rig.engine.stop(0.0)
+        assert not patient.done()  # the stream is still open: nobody has read its end
+        with pytest.raises(Unavailable):
+            await text(stream)
+        await patient
+
+
 def test_memory_must_be_named_and_must_suffice() -> None:
     with pytest.raises(ValueError, match="num_blocks or kv_cache_bytes"):
         paged_loop(OracleRunner(), LIMITS, Capabilities())
