@@ -23,8 +23,16 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
+# Without ARGS all tests, JOBS at a time: most wait for a server or a clock, so 4 keep 2 cores busy, and one thread each is
+# enough for what computes. What has the demo model compute takes every core and comes afterwards, one at a time.
+unit: JOBS ?= 4
 unit: $(VENV)/installed-dev
+ifeq ($(strip $(ARGS)),)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal -m "not demo"
+	$(BIN)/pytest -m demo
+else
 	$(BIN)/pytest $(ARGS)
+endif
 
 test-openapi: $(VENV)/installed-dev .peers/openapi/installed
 	$(BIN)/python tests/heavy/run.py tests/heavy/openapi/check.sh .peers/openapi/bin

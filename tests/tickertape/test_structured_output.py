@@ -104,7 +104,7 @@ def demo() -> Iterator[LocalServer]:
 def test_the_demo_model_satisfies_schemas(demo: LocalServer, name: str) -> None:
     for seed in (1, 2):
         answer = demo.chat(
-            "Describe a person as JSON.", response_format=by_schema(SCHEMAS[name]), seed=seed, max_tokens=120
+            "Describe a person as JSON.", response_format=by_schema(SCHEMAS[name]), seed=seed, max_tokens=60
         )
         [choice] = told(answer).values()
         if choice.finish == "stop":
