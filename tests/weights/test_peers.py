@@ -455,6 +455,26 @@ def test_who_stalls_is_overtaken(house: House, num_sent: int | None) -> None:
     assert quick.asked_for_objects[-1].span == (BLOCK_BYTES if num_sent else 0, len(CONTENT))
 
 
+def test_who_drips_is_no_help(house: House) -> None:
+    gone = threading.Event()
+
+    def drip(asked: Asked) -> None:
+        start, end = asked.span
+        asked.begin(206, end - start, piece_headers(asked, ENTRY))
+        with suppress(OSError):
+            while not gone.wait(0.01):
+                asked.connection.sendall(CONTENT[start : start + 1])
+
+    client = house.client(house.stranger(drip).name, patience=Patience(block_s=0.2))
+    try:
+        with pytest.raises(PeerFault) as caught:
+            read(client)
+        assert caught.value.retry_after_s is None  # then the origin is asked
+        assert not client.offers([ENTRY])
+    finally:
+        gone.set()
+
+
 def quick_pace() -> Pace:
     pace = Pace()
     for _ in range(8):

@@ -10,12 +10,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from tickertape.weights.peers.connection import Address, Answer, Connection, Connections, Unanswered
+from tickertape.weights.peers.connection import BLOCK_BYTES, Address, Answer, Connection, Connections, Unanswered
 from tickertape.weights.peers.wire import BUSY, RETRY_AFTER_MS, etag
 
 __all__ = ["BLOCK_BYTES", "Attempt", "Lacking", "Refused", "Span"]
 
-BLOCK_BYTES: Final = 512 << 10
 _NUM_BLOCKS: Final = 3
 _RETRY_S: Final = 1.0
 
@@ -139,11 +138,10 @@ class Attempt:
             free = self._next_free()
             if free is None:
                 return
-            block, done = free[: min(len(free), left)], 0
+            block = free[: min(len(free), left)]
             started = started or time.monotonic()
-            while done < len(block):
-                done += connection.read_into(block[done:])
-            left -= done
+            connection.fill(block)
+            left -= len(block)
             with self._wake:
                 self._ready.append((block, time.monotonic() - started))
                 if not left:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -15,9 +16,11 @@ from msgspec import Struct
 
 from tickertape.weights.peers.wire import MAX_HEAD_BYTES
 
-__all__ = ["Address", "Answer", "Connection", "Connections", "Patience", "Unanswered"]
+__all__ = ["BLOCK_BYTES", "Address", "Answer", "Connection", "Connections", "Patience", "Unanswered"]
 
 Address = tuple[str, int]
+
+BLOCK_BYTES: Final = 512 << 10
 
 _RECV_BYTES: Final = 16 << 10
 _IDLE_PER_PEER: Final = 4
@@ -25,11 +28,13 @@ _IDLE_IN_ALL: Final = 32
 
 
 class Patience(Struct, frozen=True):
-    """Seconds to wait for a connection, for the head of an answer, and for the next bytes of its body."""
+    """Seconds to wait for a connection, for the head of an answer, and for the next bytes of its body. Who takes longer
+    than `block_s` for BLOCK_BYTES of it, however steadily, is no help: the origin may be free."""
 
     connect_s: float = 1.0
     head_s: float = 5.0
     stall_s: float = 10.0
+    block_s: float = 8.0
 
 
 class Unanswered(Exception):
@@ -102,6 +107,14 @@ class Connection:
                 raise Unanswered("broke off")
         self._left -= count
         return count
+
+    def fill(self, view: memoryview) -> None:
+        """The next bytes of the body, at most BLOCK_BYTES."""
+        done, deadline = 0, time.monotonic() + self._patience.block_s
+        while done < len(view):
+            if time.monotonic() > deadline:
+                raise Unanswered(f"sends less than {BLOCK_BYTES / self._patience.block_s / 1024:.0f} KiB a second")
+            done += self.read_into(view[done:])
 
     def read(self) -> bytes:
         """The rest of the body."""
