@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from click.testing import CliRunner, Result
 
 from tests.weights.conftest import Models
 from tickertape.__main__ import main
+from tickertape.weights.holds import alone
 from tickertape.weights.pins import Pins
 from tickertape.weights.store import Recipe, Store
 from tickertape.weights.uris import public
@@ -159,6 +161,18 @@ def test_pin_and_unpin(run: Run, root: Path, filled: dict[str, str], spelling: s
     assert run("unpin", name).stdout == "not pinned: hf://org/one\n"
     run("prune", "--to", "0")
     assert listed(run) == {}
+
+
+def test_what_is_being_removed_is_not_pinned(run: Run, root: Path, filled: dict[str, str]) -> None:
+    gone = []
+    with alone(root):  # as a collector that removes it
+        pinning = threading.Thread(target=lambda: gone.append(run("pin", "hf://org/one", status=1)))
+        pinning.start()
+        pinning.join(0.5)
+        (root / "snapshots" / f"{filled['one']}.json").unlink()
+    pinning.join()
+    assert gone[0].stderr == "tickertape: hf://org/one is not in the store\n"
+    assert not Pins(root).keys()
 
 
 def test_a_uri_with_a_secret_names_what_was_fetched_by_it_and_is_not_said_again(run: Run, root: Path) -> None:

@@ -26,11 +26,14 @@ def pin(models: tuple[str, ...], **values: Any) -> None:
     """
     store = open_store(values)
     pins = Pins(store.root)
-    for model in chosen(survey(store), models):
+    with store.holds.window(create=True):  # a collector asks for pins behind the same gate
+        found = chosen(survey(store), models)
         try:
-            pins.add(model.key, model.uri, model.revision)
+            for model in found:
+                pins.add(model.key, model.uri, model.revision)
         except OSError as error:
             stop_with(unwritable(error, "pinning a model"))
+    for model in found:
         click.echo(f"pinned {model.uri}{f' at {model.revision}' if model.revision else ''}")
 
 
