@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,6 +170,7 @@ def test_what_is_being_removed_is_not_pinned(run: Run, root: Path, filled: dict[
         pinning = threading.Thread(target=lambda: gone.append(run("pin", "hf://org/one", status=1)))
         pinning.start()
         pinning.join(0.5)
+        shutil.rmtree(root / "snapshots" / filled["one"])
         (root / "snapshots" / f"{filled['one']}.json").unlink()
     pinning.join()
     assert gone[0].stderr == "tickertape: hf://org/one is not in the store\n"
