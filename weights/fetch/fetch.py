@@ -24,7 +24,8 @@ from tickertape.weights.store import Store
 
 __all__ = ["Arriving", "Fetch"]
 
-_ASK_EVERY_S: Final = 1.0
+_LOOK_EVERY_S: Final = 1.0
+_ASK_EVERY_S: Final = 0.25
 _ROOM_EVERY_S: Final = 5.0
 _TICK_S: Final = 0.5
 
@@ -96,7 +97,7 @@ class Fetch:
         if self._state.fatal is not None:
             raise self._state.fatal
         if now >= self._look_at:
-            self._look_at = now + (_ASK_EVERY_S if self._state.has_room else _ROOM_EVERY_S)
+            self._look_at = now + (_LOOK_EVERY_S if self._state.has_room else _ROOM_EVERY_S)
             self._take_files()
         has_asked = now >= self._ask_at
         if has_asked:
@@ -150,7 +151,10 @@ class Fetch:
         offers = self._with.peers.offers(wanted)
         with self._state.lock:
             for file in self._files:
-                file.offer = offers.get(file.entry.sha256 or "", file.no_offer)
+                offer = offers.get(file.entry.sha256 or "", file.no_offer)
+                if offer.num_whole > file.offer.num_whole:
+                    file.peers_busy_until = 0.0  # whoever has it now may not be
+                file.offer = offer
 
     def _mind_slot(self, now: float, *, may_acquire: bool) -> None:
         """A slot is asked for only right after the peers were: whoever gave it back may have what we miss."""
@@ -201,9 +205,11 @@ class Fetch:
 
     def _nap_s(self) -> float:
         """Until there is something to do that nobody tells us of."""
-        waits = [self._gate.closed_s]
+        now = self._with.clock.now()
+        waits = [self._gate.closed_s, self._ask_at - now]
+        waits += [file.peers_busy_until - now for file in self._files if not file.is_done]
         if self._slot_since is not None:
-            waits.append(self._slot_at - self._with.clock.now())
+            waits.append(self._slot_at - now)
         return min([_TICK_S, *(wait_s for wait_s in waits if wait_s > 0)])
 
     def _stage(self) -> Progress:

@@ -55,6 +55,7 @@ class Incoming:
         self.from_peers = False
         self.is_digesting = False
         self.num_streams = 0  # of its body
+        self.streams_since = float("-inf")
         self.last_active = float("-inf")
         self.was_begun = False
         self.wrong_bytes = 0

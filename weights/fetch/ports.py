@@ -81,7 +81,7 @@ class Peers(Protocol):
 
     def offers(self, entries: Collection[FileEntry]) -> Mapping[str, Offer]:
         """By sha256, of those entries that have one; what nobody has is left out. Asks the peers when what is known is
-        older than a second or so, else answers from memory; a peer that does not answer is no peer for a while."""
+        older than a moment, else answers from memory; a peer that does not answer is no peer for a while."""
         ...
 
     def read(self, entry: FileEntry, start: int, end: int) -> Generator[memoryview, None, None]:

@@ -9,7 +9,7 @@ from typing import Final
 
 from tickertape.core.errors import OriginBusy, OriginError, StartupError
 from tickertape.core.sources import Origin
-from tickertape.weights.fetch.backoff import Backoff, after
+from tickertape.weights.fetch.backoff import Backoff
 from tickertape.weights.fetch.choice import Choice
 from tickertape.weights.fetch.crew import Crew, Task
 from tickertape.weights.fetch.fetching import Fetching
@@ -97,6 +97,8 @@ class Streams:
             return None
         is_body = phase == Phase.BODY
         if is_body:
+            if not file.num_streams:
+                file.streams_since = self._with.clock.now()
             file.num_streams += 1
             file.was_begun = True
         return file, claim, is_body
@@ -145,7 +147,7 @@ class Streams:
             with self._state.lock:
                 now = self._with.clock.now()
                 if isinstance(error, PeerFault) and error.retry_after_s is not None:
-                    file.peers_busy_until = now + after(error.retry_after_s, self._with.rng)
+                    file.peers_busy_until = now + error.retry_after_s
                 else:
                     file.peers_failed_until = now + self._peer_backoff.next_s()
                 self._state.trouble = error

@@ -23,7 +23,8 @@ __all__ = ["Resolver", "Roster", "resolve"]
 Resolver = Callable[[str, int], Sequence[Address]]
 """A host name and a port to all addresses behind them. Raises OSError."""
 
-_EVERY_S: Final = 0.9
+_EVERY_S: Final = 0.2
+_LOOK_UP_EVERY_S: Final = 0.9
 _ROUND_S: Final = 1.0
 _MOST_ASKED: Final = 8
 _SAME_STORE_REST_S: Final = 60.0
@@ -39,8 +40,8 @@ def resolve(host: str, port: int) -> Sequence[Address]:
 
 
 class Roster:
-    """The peers behind some HOST:PORT names, each of which may stand for many addresses and is resolved anew in every
-    round: that is how a headless Service tells who is there. Servers over our own `store` are none.
+    """The peers behind some HOST:PORT names, each of which may stand for many addresses and is resolved anew every
+    second or so: that is how a headless Service tells who is there. Servers over our own `store` are none.
 
     A round asks at most eight peers for their inventory, chosen by lot when there are more, all at once and with short
     timeouts; whoever has not answered when it ends is heard later. Thread-safe; of several callers one does the round.
@@ -66,7 +67,7 @@ class Roster:
         self._rng = rng or random.Random()
         self._addresses: dict[tuple[str, int], Sequence[Address]] = {}
         self._peers: dict[Address, Peer] = {}
-        self._asked_at = -_EVERY_S
+        self._asked_at = self._looked_up_at = float("-inf")
         self._pending: dict[object, Future[None]] = {}
         self._warned: set[Address] = set()
         self._lock = threading.Lock()
@@ -77,7 +78,7 @@ class Roster:
         return list(self._peers.values())
 
     def refresh(self) -> None:
-        """Does a round unless one began within the last second or so."""
+        """Does a round unless one began a moment ago."""
         if not self._lock.acquire(blocking=not self._peers):
             return  # somebody is at it; what is known will do
         try:
@@ -95,7 +96,9 @@ class Roster:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _round(self) -> None:
-        self._wait({("name", *name): self._submit(("name", *name), self._look_up, name) for name in self._names})
+        if self._asked_at - self._looked_up_at >= _LOOK_UP_EVERY_S:
+            self._looked_up_at = self._asked_at
+            self._wait({("name", *name): self._submit(("name", *name), self._look_up, name) for name in self._names})
         current = {address for addresses in self._addresses.values() for address in addresses}
         self._peers = {address: self._peers.get(address) or Peer(address) for address in sorted(current)}
         now = self._clock()

@@ -21,7 +21,7 @@ from tickertape.weights.peers.roster import Roster
 __all__ = ["Choice", "Selection"]
 
 _MOST_PEERS: Final = 4
-_JITTER: Final = 0.25
+_JITTER_S: Final = 0.05
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,9 @@ class Selection:
     """Remembers who gave what and who failed. Thread-safe.
 
     Of those who have a file: the one with the fewest requests of ours running, the faster first, of equals the one with
-    less to give, for the others are wanted for the rest. Four peers at once at most, if these have what is wanted.
+    less to give, for the others are wanted for the rest. Who alone has something that we lack is asked for what others
+    have only when these cannot be asked: what it sends twice keeps the rest waiting. Four peers at once at most, if
+    these have what is wanted.
     """
 
     def __init__(
@@ -47,19 +49,23 @@ class Selection:
         self._clock = clock
         self._rng = rng or random.Random()
         self._senders: defaultdict[str, set[Peer]] = defaultdict(set)
+        self._only_holders: frozenset[Peer] = frozenset()
         self._lock = threading.Lock()
 
     def offers(self, digests: Iterable[str]) -> Mapping[str, Offer]:
-        now, found = self._clock(), {}
+        now, found, only_holders = self._clock(), {}, set()
         peers = [peer for peer in self._roster.peers() if not peer.is_resting(now)]
         for sha256 in digests:
             whole = [peer for peer in peers if peer.holds_whole(sha256)]
             partial = [peer for peer in peers if peer.holds_part(sha256)]
             if whole or partial:
                 stores = {peer.store for peer in whole}
+                if len(stores) == 1:
+                    only_holders.update(whole)
                 begun = {peer.store for peer in partial} - stores
                 ranges = {held for peer in partial for held in peer.ranges(sha256)}
                 found[sha256] = Offer(len(stores), len(begun), tuple(sorted(ranges)))
+        self._only_holders = frozenset(only_holders)
         return found
 
     def holders(self, sha256: str) -> list[Peer]:
@@ -76,6 +82,7 @@ class Selection:
         peers = [peer for peer in self._roster.peers() if not peer.is_resting(now)]
         ends = {peer: peer.held_until(span.sha256, span.start, span.size_bytes) for peer in peers}
         having = [peer for peer in peers if ends[peer] > span.start and peer not in without]
+        having = [peer for peer in having if peer not in self._only_holders] or having
         free = [peer for peer in having if peer.free_at(span.sha256) <= now]
         if not free:
             return min((peer.free_at(span.sha256) - now for peer in having), default=None)
@@ -88,7 +95,7 @@ class Selection:
     def failed(self, peer: Peer, span: Span, error: Exception) -> None:
         """What it did instead of giving."""
         if isinstance(error, Refused):
-            pause_s = error.retry_after_s * (1 + _JITTER * self._rng.random())
+            pause_s = error.retry_after_s + min(_JITTER_S, error.retry_after_s / 4) * self._rng.random()
             peer.refused(span.sha256 if error.is_object else "", self._clock() + pause_s)
         elif isinstance(error, Lacking):
             peer.lacks(span.sha256)

@@ -20,7 +20,7 @@ from tickertape.weights.peers.wire import Inventory
 
 __all__ = ["Listing", "Shelf", "Volume"]
 
-_FRESH_S: Final = 0.2
+_FRESH_S: Final = 0.1
 _SCAN_SHARE: Final = 0.05
 _READ_BYTES: Final = 1 << 20
 
@@ -116,9 +116,10 @@ class Shelf:
         thread.start()
 
     def _inventory(self) -> Inventory:
+        partials = self._partials.partials()  # first: what becomes an object meanwhile is in both, not in neither
         whole = dict(self._objects.verified())
-        partials = (partial for partial in self._partials.partials() if partial.sha256 not in whole)
-        return Inventory(self._store, whole, tuple(sorted(partials, key=lambda partial: partial.sha256)))
+        rest = sorted((partial for partial in partials if partial.sha256 not in whole), key=lambda each: each.sha256)
+        return Inventory(self._store, whole, tuple(rest))
 
     def _digest(self, sha256: str, job: _Digesting) -> None:
         try:

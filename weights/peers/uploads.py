@@ -16,11 +16,14 @@ __all__ = ["Busy", "Upload", "Uploads"]
 
 _ALONE_S: Final = 5.0
 _ALONE_BYTES: Final = 1 << 20
+_YOUNG_S: Final = 0.5
+_MUCH_SLOWER: Final = 0.25
+_FADES: Final = 0.9
 _RETRY_S: Final = (0.05, 30.0)
 
 
 class Busy(Struct, frozen=True):
-    """Not now. `scope`: whether only this object is in use, or everything."""
+    """Not now. `scope`: whether only this object is in use, or nothing can be had."""
 
     scope: Literal["object", "server"]
     retry_after_s: float
@@ -43,6 +46,9 @@ class Upload:
             return 1.0
         return (self.num_bytes - self.num_sent) * (now - self.started) / self.num_sent
 
+    def bytes_per_s(self, now: float) -> float:
+        return self.num_sent / max(now - self.started, 1e-3)
+
     def __enter__(self) -> Upload:
         return self
 
@@ -55,9 +61,10 @@ class Upload:
 class Uploads:
     """At most `max_uploads` at once, within one limit on bytes a second. Thread-safe.
 
-    An object goes to one taker at a time, as long as that takes no more than a few seconds: at the same cost in bytes
-    the first taker has it sooner, and then there are two to ask. Else whoever has a file first would send it to
-    everybody at a fraction of the speed, and meanwhile the others would have nothing to give.
+    They go to one taker at a time, as long as that takes no more than a few seconds, and to others beside one that is
+    much slower than others were: at the same cost in bytes the first taker has its file sooner, and then there are two
+    to ask. Else whoever has the files first would send them to everybody at a fraction of the speed, and meanwhile the
+    others would have nothing to give. What is small is no reason to wait.
     """
 
     def __init__(self, max_uploads: int, bucket: TokenBucket, clock: Callable[[], float] = time.monotonic) -> None:
@@ -65,6 +72,7 @@ class Uploads:
         self._max_uploads = max_uploads
         self._clock = clock
         self._active: list[Upload] = []
+        self._usual_bytes_per_s = 0.0
         self._lock = threading.Lock()
 
     def admit(self, sha256: str, taker: str, num_bytes: int) -> Upload | Busy:
@@ -72,9 +80,10 @@ class Uploads:
             now = self._clock()
             if len(self._active) >= self._max_uploads:
                 return _busy("server", self._active, now)
-            same = [upload for upload in self._active if self._excludes(upload, sha256, taker, now)]
-            if same and num_bytes >= _ALONE_BYTES:
-                return _busy("object", same, now)
+            others = [upload for upload in self._active if self._excludes(upload, taker, now)]
+            if others and num_bytes >= _ALONE_BYTES:
+                same = [upload for upload in others if upload.sha256 == sha256]
+                return _busy("object", same, now) if same else _busy("server", others, now)
             upload = Upload(self, sha256, taker, num_bytes, now)
             self._active.append(upload)
             return upload
@@ -82,9 +91,15 @@ class Uploads:
     def end(self, upload: Upload) -> None:
         with self._lock:
             self._active.remove(upload)
+            if upload.num_sent >= _ALONE_BYTES:
+                fading = _FADES * self._usual_bytes_per_s
+                self._usual_bytes_per_s = max(fading, upload.bytes_per_s(self._clock()))
 
-    def _excludes(self, upload: Upload, sha256: str, taker: str, now: float) -> bool:
-        return upload.sha256 == sha256 and upload.taker != taker and now - upload.started < _ALONE_S
+    def _excludes(self, upload: Upload, taker: str, now: float) -> bool:
+        age_s = now - upload.started
+        if upload.taker == taker or upload.num_bytes < _ALONE_BYTES or age_s >= _ALONE_S:
+            return False
+        return age_s < _YOUNG_S or upload.bytes_per_s(now) >= _MUCH_SLOWER * self._usual_bytes_per_s
 
 
 def _busy(scope: Literal["object", "server"], uploads: list[Upload], now: float) -> Busy:
