@@ -86,7 +86,7 @@ async def test_case_079_a_deadline_in_mid_stream(make_front: Make, stream: bool)
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await late
         assert raised.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-        assert time.monotonic() - begun < 1.5  # of 5 s
+        assert time.monotonic() - begun < 4  # of 5 s
         await front.idle()
         assert front.engine.stats().num_generated_tokens < 100
 

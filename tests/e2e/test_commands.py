@@ -277,7 +277,7 @@ def test_an_engine_plugin_is_served(
 def test_the_demo_model_knows_the_capital_of_france(start: Callable[..., Server]) -> None:
     """No model named: fetched once into the store of the machine, converted, served by a worker, asked by the CLI."""
     store = os.environ.get("TICKERTAPE_STORE", "~/.cache/tickertape")
-    server = start(Server, "--port", "0", "--store", store).until_ready()
+    server = start(Server, "--port", "0", "--store", store).until_ready(300)  # so long may it take the first time
     answer = tickertape("chat", "--url", server.url, "--temperature", "0", "What is the capital of France?")
     assert answer.returncode == 0
     assert "Paris" in answer.stdout

@@ -54,7 +54,8 @@ def test_the_demo_model_in_int8_answers_and_is_found_by_the_next_start(start: Ca
     store = Path(os.environ.get("TICKERTAPE_STORE", "~/.cache/tickertape")).expanduser()
     flags = ("--port", "0", "--store", str(store), "--quantization", "int8", "--dtype", "float32")
     models = [f"{name}={DEFAULT_MODEL}" for name in ("one", "two")]
-    server: Server = start(Server, *models, *flags).until_ready()
+    server: Server = start(Server, *models, *flags)
+    server.until_ready(300)  # the first time on a machine it fetches, converts and compiles; one model after the other
     for name in ("one", "two"):
         body = {"model": name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
         answer = server.client.post("/v1/chat/completions", json={**body, "temperature": 0, "max_tokens": 20})

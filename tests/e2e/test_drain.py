@@ -54,8 +54,8 @@ def test_a_stream_that_outlasts_the_grace_ends_in_an_error_event(serve: Serve) -
         found = events(lines)
     assert found[-1]["error"]["code"] == "draining"
     assert "[DONE]" not in found
-    assert server.wait(5) == 0
-    assert time.monotonic() - told < 0.5 + 2.0
+    assert server.wait() == 0
+    assert time.monotonic() - told < 10  # the stream would take 20
 
 
 def test_a_waiting_request_that_outlasts_the_grace_is_refused(serve: Serve) -> None:
@@ -74,8 +74,8 @@ def test_an_idle_server_stops_at_once(serve: Serve) -> None:
     server = serve("--grace-s", "30").until_ready()
     started = time.monotonic()
     server.process.send_signal(signal.SIGTERM)
-    assert server.wait(10) == 0
-    assert time.monotonic() - started < 3.0
+    assert server.wait() == 0
+    assert time.monotonic() - started < 10  # of 30 that it might take
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

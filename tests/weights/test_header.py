@@ -54,12 +54,12 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
 def test_a_lying_length_is_refused_without_allocating(tmp_path: Path, length: int) -> None:
     path = write(tmp_path / "m.safetensors", {"a": F32_2}, bytes(8), length)
     tracemalloc.start()
-    started = time.perf_counter()
+    started = time.thread_time()
     error = refusal(path)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert error.code == "BadHeader"
-    assert time.perf_counter() - started < 0.5
+    assert time.thread_time() - started < 0.5
     assert peak_bytes < 1 << 20
 
 
