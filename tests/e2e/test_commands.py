@@ -39,6 +39,7 @@ class Terminal:
     def __init__(self, *arguments: str) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored where the tests run in the background
             os.execv(sys.executable, [sys.executable, "-m", "tickertape", *arguments])
         self.shown = ""
 
