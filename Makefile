@@ -24,14 +24,17 @@ types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 # Without ARGS all tests, JOBS at a time: most wait for a server or a clock, so 4 keep 2 cores busy, and one thread each is
-# enough for what computes. What has the demo model compute takes every core and comes afterwards, one at a time.
+# enough for what computes. What has the demo model compute takes every core and comes afterwards, one at a time. Bytecode
+# is kept whatever the environment says: each of some hundred servers would compile us anew.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest
+
 unit: JOBS ?= 4
 unit: $(VENV)/installed-dev
 ifeq ($(strip $(ARGS)),)
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(JOBS) --dist worksteal -m "not demo"
-	$(BIN)/pytest -m demo
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(JOBS) --dist worksteal -m "not demo"
+	$(PYTEST) -m demo
 else
-	$(BIN)/pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 endif
 
 test-openapi: $(VENV)/installed-dev .peers/openapi/installed
