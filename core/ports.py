@@ -32,7 +32,8 @@ __all__ = [
 class Progress(Struct, frozen=True):
     """A step of a long job: `stage` is a word (download, convert, load, warm), counts are bytes unless `unit` says.
     `source` says where bytes come from (origin, peer), `detail` whatever else a person wants to know. `eta_s` is how
-    long the stage still takes where that is known beforehand; else the rate tells."""
+    long the stage still takes where that is known beforehand; else the rate tells. Of a fetch: whether it may read from
+    the origin, and how many peers have or are getting any one of the files that are missing here, at most."""
 
     stage: str
     done: int
@@ -41,6 +42,8 @@ class Progress(Struct, frozen=True):
     source: str = ""
     detail: str = ""
     eta_s: float | None = None
+    has_slot: bool | None = None
+    num_peers: int | None = None
 
 
 class WeightSet(Protocol):

@@ -58,6 +58,8 @@ class Meter:
             "eta_s": None if eta_s is None else round(eta_s, 1),
             "source": progress.source,
             "detail": progress.detail,
+            "slot": progress.has_slot,
+            "peers": progress.num_peers,
         }
 
 

@@ -108,8 +108,15 @@ def test_the_time_left_is_that_of_the_last_seconds() -> None:
     clock.now += 1
     standing.fetching(0, Progress("slot", 31, 0, "seconds"))
     assert made.readiness.eta_s is None  # nobody knows
-    standing.fetching(0, Progress("cooldown", 0, 0, source="origin", eta_s=39.96))
+
+
+def test_what_a_fetch_knows_is_shown() -> None:
+    made = Made()
+    made.standing.fetching(0, Progress("cooldown", 0, 0, source="origin", eta_s=39.96))
     assert made.readiness.eta_s == 40.0  # the origin said so
+    assert (made.readiness.progress["slot"], made.readiness.progress["peers"]) == (None, None)
+    made.standing.fetching(0, Progress("peer", 0, 9, source="peer", has_slot=False, num_peers=3))
+    assert (made.readiness.progress["slot"], made.readiness.progress["peers"]) == (False, 3)
 
 
 def test_a_single_early_burst_promises_nothing() -> None:

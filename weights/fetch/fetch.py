@@ -215,7 +215,17 @@ class Fetch:
     def _stage(self) -> Progress:
         done, total = sum(file.held_bytes for file in self._files), sum(file.size_bytes for file in self._files)
         stage, source, detail = self._word()
-        return Progress(stage, done, total, source=source, detail=detail)
+        offers = [file.offer for file in self._files if not file.is_done]
+        return Progress(
+            stage,
+            done,
+            total,
+            source=source,
+            detail=detail,
+            eta_s=self._gate.cooling_s if stage == "cooldown" else None,
+            has_slot=self._gate.slot is not None,
+            num_peers=max((offer.num_whole + offer.num_partial for offer in offers), default=0),
+        )
 
     def _word(self) -> tuple[str, str, str]:
         gate, trouble = self._gate, self._state.trouble
