@@ -13,7 +13,7 @@ from report import Figure
 from scenarios.common import BusyShare, Scale, Site, hub_probes, probes, site
 
 from tests.sim.pods import Pod
-from tests.sim.probes import Deployment, Probes
+from tests.sim.probes import Deployment, Probe, Probes
 from tests.sim.timeline import Timeline
 from tests.sim.traffic import RequestLimit, Served
 from tickertape.weights.slots.lease import Terms
@@ -67,10 +67,11 @@ def control(directory: Path, scale: Scale, seconds: float) -> tuple[list[Figure]
 
 def unhurried_control(directory: Path, scale: Scale) -> list[Figure]:
     """huggingface_hub without a startup budget: what all pods together take from the origin, and how long."""
-    patient = structs.replace(scale, budget_s=10_000.0)
+    patient = Probe("/", period_s=1.0, failure_threshold=10_000)
     with site(directory, scale) as place:
+        wanted = structs.replace(hub_probes(scale), startup=patient)
         patience_s = 60 + 3 * scale.num_pods * place.ideal_s
-        found = _run("huggingface_hub", place, place.hub_pods(), hub_probes(patient), patience_s=patience_s)
+        found = _run("huggingface_hub", place, place.hub_pods(), wanted, patience_s=patience_s)
     return [
         Figure("W1.control", round(found.origin_ratio, 2), "x model", what="nobody killed"),
         Figure("W7.control", _rounded(found.ready_s, place.ideal_s), "x ideal", what="nobody killed"),
