@@ -1,8 +1,8 @@
 """Scale-out on one machine: many pods, probes and an origin of bounded bandwidth, beside huggingface_hub.
 
 Nodes are network namespaces with limited links where this runs as root, loopback addresses otherwise. Sizes and rates
-are small; what is published are ratios. docs/scaleout.md says what each figure means. W8 (faults) is a test,
-tests/weights; W9 (shared memory) is benchmarks/shared_mapping.py.
+are small; what is published are ratios. docs/scaleout.md says what each figure means. W8 (faults) is
+`make test-faults`; W9 (shared memory) is benchmarks/shared_mapping.py.
 
     python benchmarks/scaleout.py [--quick | --reduced] [--only NAME ...] [--check ID ...] [--picture FILE.svg]
 """

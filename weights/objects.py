@@ -34,10 +34,8 @@ def is_sha256(name: str) -> bool:
 def digest_file(path: Path, already: Any = None, start: int = 0) -> str:
     """The sha256 of a file. `already`: a hashlib object that has taken in the first `start` bytes, to go on from."""
     digest = already or hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    for piece in _pieces(path, start):
+        digest.update(piece)
     return str(digest.hexdigest())
 
 
@@ -231,7 +229,8 @@ def _look(stat: os.stat_result) -> tuple[int, ...]:
     return (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _pieces(path: Path, start: int = 0) -> Iterator[bytes]:
     with path.open("rb", buffering=0) as file:
+        file.seek(start)
         while piece := file.read(_CHUNK_BYTES):
             yield piece

@@ -17,7 +17,7 @@ from tickertape.weights.fetch.backoff import Backoff
 from tickertape.weights.fetch.fetch import Fetch
 from tickertape.weights.fetch.fetching import Fetching
 from tickertape.weights.fetch.incoming import discard_partials
-from tickertape.weights.fetch.waiting import wait_until
+from tickertape.weights.fetch.waiting import ROOM_EVERY_S, wait_until
 from tickertape.weights.files import unwritable
 from tickertape.weights.objects import is_sha256
 from tickertape.weights.resolving import Resolving, fetched_by
@@ -27,7 +27,6 @@ from tickertape.weights.uris import public
 __all__ = ["RangedFiles"]
 
 _MOST_MOVES: Final = 4
-_ROOM_EVERY_S: Final = 5.0
 _MAX_FILE_BYTES: Final = (1 << 63) - 1
 _SHA1: Final = re.compile(r"[0-9a-f]{40}")
 
@@ -101,7 +100,7 @@ class RangedFiles:
                 if trouble.code != "NoSpace" or clock.now() >= deadline:
                     raise
                 tell = partial(self._report, Progress("space", 0, 0, detail=trouble.message))
-                wait_until(clock.now() + _ROOM_EVERY_S, clock, tell)
+                wait_until(clock.now() + ROOM_EVERY_S, clock, tell)
 
     def _num_bytes(self) -> int:
         return sum(self._with.ledger.counts().num_bytes.values())

@@ -20,6 +20,7 @@ from tickertape.weights.uris import public
 
 __all__ = ["Resolving", "fetched_by"]
 
+_PLAN: Final = Progress("plan", 0, 0, source="origin")
 _MOST_TRIES: Final = 6
 _ANSWER_S: Final = 120.0
 _SLOT_PATIENCE_S: Final = 5.0
@@ -124,7 +125,7 @@ class Resolving:
                 asked_at = clock.now()
                 self._wait(slots.retry_s * (1 + self._with.rng()), "slot", slots.trouble or "")
                 self._with.ledger.waited(clock.now() - asked_at)
-        self._report(Progress("plan", 0, 0, source="origin"))
+        self._report(_PLAN)
         try:
             return self._answer()
         except OriginError as error:
@@ -136,11 +137,9 @@ class Resolving:
 
     def _answer(self) -> Manifest:
         """A host may send a byte now and then for ever, and is heard out only so long."""
-        stage = Progress("plan", 0, 0, source="origin")
-        source, uri = self._source, self._uri
         self._with.ledger.count("num_origin_requests")
-        tell = partial(self._report, stage)
-        return answer_within(_ANSWER_S, lambda: source.resolve(uri), self._with.clock, tell, public(uri))
+        ask, tell = partial(self._source.resolve, self._uri), partial(self._report, _PLAN)
+        return answer_within(_ANSWER_S, ask, self._with.clock, tell, public(self._uri))
 
     def _give_up_at(self) -> float:
         """Spread, since many may wait for the same slot."""

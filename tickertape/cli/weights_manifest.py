@@ -23,8 +23,8 @@ def manifest(directory: Path, stdout: bool) -> None:
     """Write manifest.json into a model directory that is to be published.
 
     It holds the size and sha256 of every file, and digests of the chunks of large ones; of pickles and hidden files
-    nothing. A server that fetches the model
-    from a bucket or over HTTPS then knows what must come, checks it, and can have it from its peers chunk by chunk.
+    nothing. A server that fetches the model from a bucket or over HTTPS then knows what must come, checks it, and can
+    have it from its peers chunk by chunk.
     """
     try:
         if directory.is_dir():

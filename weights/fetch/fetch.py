@@ -19,6 +19,7 @@ from tickertape.weights.fetch.patience import Patience
 from tickertape.weights.fetch.ports import NoPeers, SlotLost
 from tickertape.weights.fetch.state import FetchState
 from tickertape.weights.fetch.streams import Streams
+from tickertape.weights.fetch.waiting import ROOM_EVERY_S
 from tickertape.weights.files import unwritable
 from tickertape.weights.store import Store
 
@@ -26,7 +27,6 @@ __all__ = ["Arriving", "Fetch"]
 
 _LOOK_EVERY_S: Final = 1.0
 _ASK_EVERY_S: Final = 0.25
-_ROOM_EVERY_S: Final = 5.0
 _TICK_S: Final = 0.5
 
 Arriving = Callable[[Mapping[str, Path]], None]
@@ -97,7 +97,7 @@ class Fetch:
         if self._state.fatal is not None:
             raise self._state.fatal
         if now >= self._look_at:
-            self._look_at = now + (_LOOK_EVERY_S if self._state.has_room else _ROOM_EVERY_S)
+            self._look_at = now + (_LOOK_EVERY_S if self._state.has_room else ROOM_EVERY_S)
             self._take_files()
         has_asked = now >= self._ask_at
         if has_asked:

@@ -9,7 +9,10 @@ from typing import Final, TypeVar
 from tickertape.core.errors import OriginError
 from tickertape.weights.fetch.clock import Clock
 
-__all__ = ["answer_within", "wait_until"]
+__all__ = ["ROOM_EVERY_S", "answer_within", "wait_until"]
+
+ROOM_EVERY_S: Final = 5.0
+"""How often a full disk is looked at again."""
 
 _NAP_S: Final = 0.5
 
